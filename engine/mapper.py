@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,13 +20,15 @@ from soapstone.engine.prepare import Prepared
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
 from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point
+
+if TYPE_CHECKING:
+    from soapstone.ir.plan import MemoryPlan
 
 
 class Everyone(Protocol):

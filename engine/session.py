@@ -9,7 +9,7 @@ from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from soapstone.engine.sharing import Sharing
 from soapstone.errors import DataError
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.kernels.choices import Choices
@@ -38,6 +37,9 @@ from soapstone.runtime.machines.memory import Arena
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.alike import Alike
 from soapstone.runtime.tracing.planned import PlannedStep
+
+if TYPE_CHECKING:
+    from soapstone.ir.plan import MemoryPlan
 
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 T = TypeVar("T")
@@ -491,5 +493,5 @@ def program_of(
             known = {**constants, **images.constants}
     for plan in plans.values():  # all have one order
         by_name = {item.node.name: item for item in launches}
-        launches = tuple(by_name[step.name] for step in plan.steps if step.action is Action.RUN)
+        launches = tuple(by_name[name] for name in plan.runs)
     return Program(launches, regions, known, choices=choices, precision=precision)

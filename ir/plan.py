@@ -129,7 +129,7 @@ class MemoryPlan:
             for node in footprint.nodes
         }
         self.replay(footprint.sizes, uses, footprint.given)
-        runs = [step.name for step in self.steps if step.action is Action.RUN]
+        runs = self.runs
         ran = set(runs)
         for node in footprint.nodes:
             if node.name not in ran:
@@ -145,6 +145,11 @@ class MemoryPlan:
                         f"memory plan: {by_name[name].label} touches {value!r} after {here} writes,"
                         f" {needed} needed"
                     )
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of the nodes that are run, in order."""
+        return tuple(step.name for step in self.steps if step.action is Action.RUN)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""

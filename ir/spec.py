@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from soapstone.dtypes import WIDE, DType, name_of
 from soapstone.errors import hint
+from soapstone.ir.attributes import REQUIRED, Attribute, Attributes
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
@@ -27,98 +28,6 @@ if TYPE_CHECKING:
     from soapstone.ir.builder import Emitter
     from soapstone.ir.graph import Node
     from soapstone.ir.operations import Formula
-
-Attributes = Mapping[str, Any]
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """The type and range of an operator's attribute.
-
-    Attributes:
-        kind: bool, int, float, str, ints, floats or program; `axis` and `axes` are integers that
-            number axes of the first operand, which may be negative in layers and ONNX and are
-            counted from the front here.
-        default: its value where it is not given; without one it is required.
-        choices: all values that it may have, where these are few.
-        minimum: the least value, or the least of its numbers.
-        extents: whether its numbers are extents, or positions along axes, which follow from shapes
-            of inputs where a model is for any (`ir/extents.py`).
-    """
-
-    kind: str
-    default: Any = REQUIRED
-    choices: tuple[Any, ...] | None = None
-    minimum: float | None = None
-    extents: bool = False
-
-    def normalise(self, name: str, value: Any) -> Any:
-        """Return the value in its frozen form.
-
-        Raises:
-            GraphError: the value has another kind or is out of range.
-        """
-        if value is None and self.default is None:
-            return None
-        try:
-            result = _NORMALISE[self.kind](value)
-        except (TypeError, ValueError, OverflowError):
-            raise GraphError(f"attribute {name}: {value!r} found, {self.kind} needed") from None
-        if self.choices is not None and result not in self.choices:
-            needed = ", ".join(map(repr, self.choices))
-            near = hint(value, filter(None, map(str, self.choices)))
-            raise GraphError(f"attribute {name}: {value!r} found, one of {needed} needed{near}")
-        if self.minimum is not None:
-            parts = result if isinstance(result, tuple) else (result,)
-            if any(part < self.minimum for part in parts):
-                raise GraphError(
-                    f"attribute {name}: {value!r} found, at least {self.minimum} needed"
-                )
-        return result
-
-
-def _integer(value: Any) -> int:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool) or int(value) != value:
-        raise TypeError
-    return int(value)
-
-
-def _real(value: Any) -> float:
-    if isinstance(value, (bool, str)):
-        raise TypeError
-    return float(value)
-
-
-def _boolean(value: Any) -> bool:
-    if value not in (0, 1):
-        raise TypeError
-    return bool(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-_NORMALISE: dict[str, Callable[[Any], Any]] = {
-    "int": _integer,
-    "axis": _integer,
-    "float": _real,
-    "bool": _boolean,
-    "str": _text,
-    "ints": lambda value: tuple(map(_integer, value)),
-    "axes": lambda value: tuple(map(_integer, value)),
-    "floats": lambda value: tuple(_real(item) for item in value),
-    "program": _freeze,
-}
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class BoundedMemoryMapper(DataParallelMapper):
         for _, fault in both:
             if fault:  # of any process: all give up
                 raise GraphError(fault)
-        orders = {memory: _order(plan) for plans, _ in both for memory, plan in plans.items()}
+        orders = {memory: plan.runs for plans, _ in both for memory, plan in plans.items()}
         if len(set(orders.values())) > 1:
             raise GraphError(
                 f"memory plans of {', '.join(map(repr, orders))}: nodes run in different orders;"
@@ -189,10 +189,6 @@ class BoundedMemoryMapper(DataParallelMapper):
         stays = followed.stage(launch).stays
         followed.at, followed.used = (followed.at + 1) % len(followed.stages), 0
         return [n for n, instance in enumerate(held) if instance.region.name not in stays]
-
-
-def _order(plan: MemoryPlan) -> tuple[str, ...]:
-    return tuple(step.name for step in plan.steps if step.action is Action.RUN)
 
 
 def _stages(plan: MemoryPlan) -> list[_Stage]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import checked
 from soapstone.frontend.layers.base import LayerBase
-from soapstone.ir.spec import REQUIRED, Attribute, OpSpec, operators, when_registered
+from soapstone.ir.attributes import REQUIRED, Attribute
+from soapstone.ir.spec import OpSpec, operators, when_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,9 @@ import numpy as np
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.schema import schema
 from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS
+from soapstone.ir.attributes import REQUIRED, Attribute
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
-from soapstone.ir.spec import REQUIRED, Attribute, OpSpec
+from soapstone.ir.spec import OpSpec
 
 if TYPE_CHECKING:
     from soapstone.frontend.onnx.call import Call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import TensorSpec
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from soapstone.ir.spec import Attributes
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import Value
 

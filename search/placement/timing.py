@@ -47,7 +47,7 @@ def step_us(plan: MemoryPlan, times: Times) -> float:
     times: of all its nodes.
     """
     if not times.overlapped:
-        nodes = sum(times.node_us[step.name] for step in plan.steps if step.action is Action.RUN)
+        nodes = sum(times.node_us[name] for name in plan.runs)
         return nodes + sum(times.copied_us(step.copied) for step in plan.steps)
     return _Lanes(times).run(plan)
 

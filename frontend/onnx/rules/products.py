@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from soapstone.frontend.einsum import einsum
 from soapstone.frontend.onnx import extent_axes as follow
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
@@ -88,4 +87,6 @@ class _Emitter:
 
 @rule("Einsum")
 def contracted(n: Call) -> Value:
+    from soapstone.frontend.einsum import einsum
+
     return einsum(_Emitter(n), n.attribute("equation"), n.values())

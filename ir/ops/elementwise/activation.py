@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from soapstone.ir.attributes import Attribute
 from soapstone.ir.expression import (
     Expression,
     absolute,
@@ -38,7 +39,7 @@ from soapstone.ir.ops.elementwise.pointwise import (
     unary,
     unbroadcast,
 )
-from soapstone.ir.spec import Attribute, Case, GradientContext
+from soapstone.ir.spec import Case, GradientContext
 
 _ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CASES = (Case(("2 3 4",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))

@@ -7,6 +7,7 @@ truncates toward zero as ONNX's does.
 from __future__ import annotations
 
 from soapstone.dtypes import integers
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, equal, log, make, where
@@ -27,7 +28,7 @@ from soapstone.ir.ops.elementwise.pointwise import (
     unary,
     unbroadcast,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
+from soapstone.ir.spec import Case, GradientContext
 from soapstone.ir.tensor import Array, TensorSpec
 
 _POSITIVE_CASES = (Case(("2 3 4",), positive=True), Case(("0 3",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.ops.elementwise.pointwise import (
     declare,
@@ -12,7 +13,7 @@ from soapstone.ir.ops.elementwise.pointwise import (
     pointwise,
     result_type,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case
+from soapstone.ir.spec import Case
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.dtypes import DTYPES, floats, learn, name_of
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.ops.elementwise.pointwise import declare, pointwise
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
+from soapstone.ir.spec import Case, GradientContext
 from soapstone.ir.tensor import Array, TensorSpec
 
 _POWERS, _MOST = "float8_e8m0fnu", 254  # the highest exponent; the one after it is NaN

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import equal, where
@@ -20,7 +21,7 @@ from soapstone.ir.ops.elementwise.pointwise import (
     unary,
     unbroadcast,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
+from soapstone.ir.spec import Case, GradientContext
 from soapstone.ir.tensor import Array, TensorSpec
 
 

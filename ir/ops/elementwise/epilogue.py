@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from soapstone.dtypes import WIDE
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.elementwise.fused import of_step, program_steps, steps_flops
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, Tile, define, operator
+from soapstone.ir.spec import Case, OpSpec, Tile, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Node, signature_of
 from soapstone.ir.ops.elementwise.pointwise import pointwise
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, define, operator
+from soapstone.ir.spec import Case, GradientContext, OpSpec, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
 

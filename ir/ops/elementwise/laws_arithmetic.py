@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.elementwise.laws_pointwise import any_ranks, ranks
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Value
 

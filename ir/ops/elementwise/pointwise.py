@@ -14,19 +14,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from soapstone.dtypes import kind_of
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Dim, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.expression import Expression, bound, evaluate, make, parameter, variable
 from soapstone.ir.operations import Formula, adjoints
-from soapstone.ir.spec import (
-    Attribute,
-    Attributes,
-    Case,
-    GradientContext,
-    OpSpec,
-    SignatureRule,
-    register,
-)
+from soapstone.ir.spec import Case, GradientContext, OpSpec, SignatureRule, register
 from soapstone.ir.tensor import TensorSpec
 
 Algorithm = tuple[str | float, ...]

@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.graphs.spmm import DOUBLE, NONE, WIDE, bound, entries, example, renamed
 from soapstone.ir.ops.normalization.dropout import random_bits
-from soapstone.ir.spec import Attribute, Attributes, GradientContext, Tile, define, of_extents
+from soapstone.ir.spec import GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ROWS = {"d0": "v", "d1": "h", "d2": "d"}

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.graphs.spmm import DOUBLE, NONE, WIDE, bound, entries, example
-from soapstone.ir.spec import Attributes, GradientContext, define
+from soapstone.ir.spec import GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

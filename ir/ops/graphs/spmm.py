@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.signatures import DimTable, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 # What each operand's axes are: letters of dims; `v+` and `u+` have one more, for the last offset,

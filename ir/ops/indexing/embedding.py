@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.signatures import DimTable, along, finish, named, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.embedding import added_rows, held_rows, localize_table
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _REDUCTION = {"reduction": Attribute("str", "mean", choices=("sum", "mean", "max"))}

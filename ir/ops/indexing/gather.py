@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_axis, need_float, need_integer
 from soapstone.ir.ops.signatures import DimTable, along, finish, named
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

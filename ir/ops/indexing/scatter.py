@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
@@ -24,7 +25,7 @@ from soapstone.ir.ops.indexing.gather import (
     nd_positions,
 )
 from soapstone.ir.ops.signatures import DimTable, along, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")

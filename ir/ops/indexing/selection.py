@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_axis
 from soapstone.ir.ops.reduction.folds import need_number
 from soapstone.ir.ops.signatures import DimTable, finish, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # argmax, argmin

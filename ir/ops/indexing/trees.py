@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # How a node compares, in the order of their numbers; a leaf does not. Ten more: NaN holds.

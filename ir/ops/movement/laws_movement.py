@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Form, Law
 from soapstone.ir.ops.elementwise.laws_arithmetic import TABLE
 from soapstone.ir.ops.elementwise.laws_pointwise import ranks
 from soapstone.ir.ops.forms import AXES, front_axis, kernel_size, size_text
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import Value
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_axis, need_numbers, need_rank
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # tile

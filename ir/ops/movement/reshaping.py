@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from soapstone.dtypes import DTYPES, learn
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Operand, Product, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
@@ -20,7 +21,7 @@ from soapstone.ir.ops.checks import need_axis, need_numbers
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _COLUMNS = 64  # of a large transposed array that are copied together

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_numbers
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.signatures import DimTable, finish, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_rank
 from soapstone.ir.ops.signatures import DimTable, along, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _SIZES = {"size": Attribute("ints", minimum=1), "shift": Attribute("ints", (0, 0), minimum=0)}

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.signatures import DimTable, along, finish, lettered, named
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}

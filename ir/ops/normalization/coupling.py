@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 MOST_ROUNDS = 100

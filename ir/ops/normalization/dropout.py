@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.signatures import DimTable, finish, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 INDEX, SEED, STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Axis, Kind, Product, Signature
 from soapstone.ir.errors import ShapeError
@@ -25,7 +26,7 @@ from soapstone.ir.ops.normalization.statistics import (
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.signatures import DimTable, along, lettered
 from soapstone.ir.ops.windows.window import spatial_dims
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.ops.checks import front_axis
 from soapstone.ir.ops.elementwise.pointwise import nowhere
 from soapstone.ir.ops.signatures import aligned, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Form, Law
 from soapstone.ir.ops.elementwise.laws_pointwise import law, ranks
 from soapstone.ir.ops.forms import AXES, front_axis
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import Value
 

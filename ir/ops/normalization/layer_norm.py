@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
@@ -26,7 +27,7 @@ from soapstone.ir.ops.normalization.statistics import (
     slope,
 )
 from soapstone.ir.ops.signatures import lettered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _AXIS = {"axis": Attribute("axis", -1)}

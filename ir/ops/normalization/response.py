@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.ops.windows.window import spatial_dims
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import front_axis, need_float
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.signatures import aligned, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define, register
+from soapstone.ir.spec import Case, GradientContext, define, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 _AXIS = {"axis": Attribute("axis", -1)}

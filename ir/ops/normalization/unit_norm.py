@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import front_axis, need_float
 from soapstone.ir.ops.normalization.statistics import emit_centred, emit_mean, mean
 from soapstone.ir.ops.signatures import aligned, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _TINY = 1e-9  # ONNX adds it to the deviation

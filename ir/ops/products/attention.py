@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
@@ -24,7 +25,7 @@ from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.products import attention_lower
 from soapstone.ir.ops.products.attention_lower import apart, shared as shared
 from soapstone.ir.ops.signatures import DimTable, along, finish, named
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}

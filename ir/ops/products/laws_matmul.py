@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.elementwise.laws_arithmetic import TABLE
 from soapstone.ir.ops.elementwise.laws_pointwise import ranks
 from soapstone.ir.ops.movement.laws_movement import joined_law
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Value
 

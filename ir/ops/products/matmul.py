@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
@@ -16,15 +17,7 @@ from soapstone.ir.ops.checks import need_one_type
 from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.products import laws_batched, laws_matmul
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import (
-    Attribute,
-    Attributes,
-    Case,
-    GradientContext,
-    SignatureRule,
-    define,
-    operator,
-)
+from soapstone.ir.spec import Case, GradientContext, SignatureRule, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
 ACTIVATIONS = ("relu", "leaky_relu", "gelu", "sigmoid", "tanh")

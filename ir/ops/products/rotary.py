@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.signatures import DimTable, along, finish, named
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

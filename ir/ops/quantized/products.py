@@ -14,13 +14,14 @@ from functools import partial
 import numpy as np
 
 from soapstone.dtypes import BYTES
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_rank
 from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, convolve, localize, windowed
 from soapstone.ir.ops.windows.window import case_shape, case_window, spatial_dims, window_attributes
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # Sums of products of two bytes are exact in this type: 2 ** 38 terms are.

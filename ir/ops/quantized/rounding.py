@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BYTES
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, make
 from soapstone.ir.ops.elementwise.pointwise import declare, need_type, pointwise
 from soapstone.ir.ops.signatures import DimTable, along, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _WHOLE = (*BYTES, "int32")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.expression import variable
 from soapstone.ir.ops.recurrent.cells import GRU, GRU_FIRST, GRU_SECOND, D
 from soapstone.ir.ops.recurrent.rnn import (
@@ -26,7 +27,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     products,
     step_order,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, define, of_extents
 
 _LINEAR = {"linear_before_reset": Attribute("bool", True)}
 

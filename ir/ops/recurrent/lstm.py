@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.ops.recurrent.cells import DC, LSTM, D
 from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
@@ -23,7 +24,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     step_order,
     weight_gradients,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, define, of_extents
 
 
 def _lstm(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.ops.recurrent.cells import DC, NAS, PRODUCT, D
 from soapstone.ir.ops.recurrent.rnn import (
     Rows,
@@ -19,7 +20,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     meaning,
     products,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, define, of_extents
 
 
 def _cell(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
@@ -25,16 +26,7 @@ from soapstone.ir.ops.checks import need_count, need_float
 from soapstone.ir.ops.elementwise.pointwise import Emission
 from soapstone.ir.ops.recurrent import cells
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import (
-    Attribute,
-    Attributes,
-    Case,
-    GradientContext,
-    SignatureRule,
-    define,
-    of_extents,
-    operator,
-)
+from soapstone.ir.spec import Case, GradientContext, SignatureRule, define, of_extents, operator
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 

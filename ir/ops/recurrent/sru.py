@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import evaluate
@@ -27,7 +28,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     with_lengths,
 )
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
+from soapstone.ir.spec import Case, GradientContext, define, of_extents
 from soapstone.ir.tensor import TensorSpec
 
 _FORWARD = "t n k, k g, e, n h -> t n h, n h, t n g, t n h"

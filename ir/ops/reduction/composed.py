@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
@@ -29,7 +30,7 @@ from soapstone.ir.ops.reduction.folds import (
     unit_rename,
 )
 from soapstone.ir.ops.signatures import DimTable, finish, numbered
-from soapstone.ir.spec import Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

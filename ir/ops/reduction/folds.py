@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import integers, kind_of
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
@@ -21,8 +22,6 @@ from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
 from soapstone.ir.spec import (
-    Attribute,
-    Attributes,
     Case,
     Gradient,
     GradientContext,

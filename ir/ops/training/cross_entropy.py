@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
@@ -20,7 +21,7 @@ from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.signatures import DimTable, along, einsum, finish, numbered
 from soapstone.ir.ops.training.loss import COUNT, mean_of
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _NC = {"d0": "n", "d1": "c"}

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
+from soapstone.ir.spec import Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _KINDS = {"t": Kind.WHOLE, "c": Kind.WHOLE, "l": Kind.WHOLE}

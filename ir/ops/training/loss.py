@@ -9,12 +9,13 @@ import math
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.signatures import aligned, einsum, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 COUNT = {"count": Attribute("int", None, minimum=1)}

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.signatures import DimTable, aligned, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature
 from soapstone.ir.errors import ShapeError
@@ -29,7 +30,7 @@ from soapstone.ir.ops.windows.window import (
     spatial_dims,
     window_attributes,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

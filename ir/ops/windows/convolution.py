@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature
 from soapstone.ir.errors import ShapeError
@@ -37,7 +38,7 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.elementwise.laws_arithmetic import TABLE
 from soapstone.ir.ops.elementwise.laws_pointwise import ranks
 from soapstone.ir.ops.forms import PADDINGS, STRIDES, kernel_size, read_window, window_of
 from soapstone.ir.ops.movement.laws_movement import joined_law
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Value
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.elementwise.laws_arithmetic import TABLE
 from soapstone.ir.ops.elementwise.laws_pointwise import ranks
 from soapstone.ir.ops.forms import PADDINGS, STRIDES, kernel_size, read_window, size_text, window_of
-from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Value
 

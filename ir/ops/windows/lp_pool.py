@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.onnx_entry import Onnx
@@ -20,7 +21,7 @@ from soapstone.ir.ops.windows.window import (
     scatter,
     spatial_dims,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _P = {"p": Attribute("int", 2, minimum=1)}

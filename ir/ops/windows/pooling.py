@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine, Ints, Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
@@ -36,7 +37,7 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 BYTE_POSITIONS = 256  # windows of more positions have indices of four bytes

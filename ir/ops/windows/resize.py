@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Axis, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.signatures import DimTable, along, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
+from soapstone.ir.spec import Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.signatures import DimTable, along, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 MOST_PLACES = 1 << 12  # of a bin along an axis

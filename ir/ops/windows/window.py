@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.attributes import Attribute, Attributes
 from soapstone.ir.dims import Affine
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import OnnxAttribute
 from soapstone.ir.ops.checks import need_lengths
-from soapstone.ir.spec import Attribute, Attributes, Tile
+from soapstone.ir.spec import Tile
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass
 

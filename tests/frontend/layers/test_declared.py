@@ -20,10 +20,11 @@ from soapstone.frontend.onnx.export.write import OPSET
 from soapstone.frontend.onnx.file.schema import schema
 from soapstone.frontend.onnx.values import RULES
 from soapstone.ir import spec as registry
+from soapstone.ir.attributes import Attribute
 from soapstone.ir.interpret import interpret
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.elementwise.pointwise import declare
-from soapstone.ir.spec import Attribute, OpSpec, operators
+from soapstone.ir.spec import OpSpec, operators
 
 
 @pytest.fixture
