@@ -6,6 +6,7 @@ import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,50 +31,52 @@ def _ask(service: Service, first: int) -> None:
     locks.wait_for_all()
 
 
+@contextmanager
+def _all_objects() -> Iterator[None]:
+    """Let all live objects be found, those too that the collector has been told to leave alone."""
+    gc.unfreeze()
+    gc.collect()
+    try:
+        yield
+    finally:
+        gc.freeze()
+
+
 def _forget() -> None:
     """Let go of the primitives that nobody uses, those of other tests too."""
     from soapstone.kernels.cpu.onednn import descriptors
 
-    for kept in gc.get_objects():
-        if issubclass(type(kept), descriptors.Kept):  # not that of a proxy, which may be stale
-            kept.forget()
-    gc.collect()
+    with _all_objects():
+        for kept in gc.get_objects():
+            if issubclass(type(kept), descriptors.Kept):  # not that of a proxy, which may be stale
+                kept.forget()
 
 
 def _left() -> tuple[Counter[str], dict[str, int]]:
     """What there is besides bounded caches: objects by type, and entries of other caches."""
     from soapstone.kernels.cpu.onednn import descriptors
 
-    gc.collect()
-    caches: list[Any] = [
-        each
-        for each in gc.get_objects()
-        if isinstance(each, functools._lru_cache_wrapper)
-        and str(getattr(each, "__module__", "")).startswith("soapstone")
-    ]
+    with _all_objects():
+        caches: list[Any] = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, functools._lru_cache_wrapper)
+            and str(getattr(each, "__module__", "")).startswith("soapstone")
+        ]
     for each in caches:
         if each.cache_info().maxsize is not None:
             each.cache_clear()
     descriptors._KNOWN.clear()  # a bounded one that is compared in
     _forget()
-    types = (type(each) for each in gc.get_objects())
-    own = (each for each in types if str(each.__module__).startswith("soapstone"))
-    objects = Counter(each.__qualname__ for each in own)
+    with _all_objects():
+        types = (type(each) for each in gc.get_objects())
+        own = (each for each in types if str(each.__module__).startswith("soapstone"))
+        objects = Counter(each.__qualname__ for each in own)
     endless = (each for each in caches if each.cache_info().maxsize is None)
     return objects, {each.__qualname__: each.cache_info().currsize for each in endless}
 
 
-@pytest.fixture(scope="module")
-def _seen() -> Iterator[None]:
-    """Let all objects be found, those too that the collector has been told to leave alone."""
-    gc.unfreeze()
-    yield
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.mark.long
-@pytest.mark.usefixtures("_seen")
 @pytest.mark.parametrize("name", ["images", "texts", "bytes"])
 def test_more_shapes_leave_nothing_more(name: str) -> None:
     pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
@@ -93,7 +96,6 @@ def test_more_shapes_leave_nothing_more(name: str) -> None:
 
 
 @pytest.mark.onednn
-@pytest.mark.usefixtures("_seen")
 @pytest.mark.parametrize("name", ["images", "texts", "bytes"])
 def test_machine_code_is_kept_of_the_last_shapes(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -106,9 +108,9 @@ def test_machine_code_is_kept_of_the_last_shapes(
     monkeypatch.setattr(descriptors, "_RECENT", 4)
     service = next(each for each in services() if each.name == name)
     _ask(service, 1)
-    gc.collect()
-    found = sum(isinstance(each, descriptors.Primitive) for each in gc.get_objects())
-    kinds = sum(isinstance(each, descriptors.Kept) for each in gc.get_objects())
+    with _all_objects():
+        kinds_of = Counter(map(type, gc.get_objects()))
+    found, kinds = kinds_of[descriptors.Primitive], kinds_of[descriptors.Kept]
     bound = service.session.serial.bounds.most * 8  # of one shape: fewer
     service.close()
     assert 0 < found <= 4 * kinds + bound
