@@ -35,12 +35,12 @@ class Alternate(BoundedMemoryMapper):
 
 def main() -> None:
     with start("mpi", machine_of("mpi", cpus=1), Alternate()) as runtime:
-        x = Region((512,), np.dtype(ml_dtypes.bfloat16), "x")
+        x = Region((256,), np.dtype(ml_dtypes.bfloat16), "x")
         total = Region((1,), np.dtype(ml_dtypes.bfloat16), "total")
-        runtime.write(x, np.full(512, 1.5, ml_dtypes.bfloat16))
-        tiles = Partition.tiled(x, (512,))
+        runtime.write(x, np.full(256, 1.5, ml_dtypes.bfloat16))
+        tiles = Partition.tiled(x, (256,))
         runtime.launch(double, tiles)
-        runtime.launch(add, Partition.whole(total, (512,)), tiles, initialise=True)
+        runtime.launch(add, Partition.whole(total, (256,)), tiles, initialise=True)
         found = runtime.read(total)
     say(f"{found.dtype} {float(found[0])}")
 

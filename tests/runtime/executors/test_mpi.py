@@ -187,7 +187,7 @@ def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path)
 def test_sums_of_bfloat16_over_ranks_round_once() -> None:
     done = ranks(2, PROGRAMS / "mpi" / "narrow.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["bfloat16 1536.0"] * 2
+    assert done.stdout.splitlines() == ["bfloat16 768.0"] * 2
 
 
 def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
