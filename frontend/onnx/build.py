@@ -29,7 +29,16 @@ from soapstone.frontend.onnx.file.tensors import array_of
 from soapstone.frontend.onnx.nodes import needed, placed, without
 from soapstone.frontend.onnx.support import operator_name, unsupported
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
-from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
+from soapstone.frontend.onnx.values import (
+    MICROSOFT,
+    RULES,
+    Scope,
+    Slot,
+    Value,
+    Wanted,
+    domain_of,
+    sized,
+)
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator_of_onnx
 from soapstone.ir.tensor import Array
@@ -203,7 +212,8 @@ class Importer:
         if local is not None:
             opsets = {domain_of(o.domain): int(o.version) for o in local.opset_import}
             return self.expand(local, node, inputs, scope, opsets or scope.opsets)
-        version = scope.opsets.get(key[0])
+        # ONNX Runtime's own domains are there without an import, and its tools leave it out.
+        version = scope.opsets.get(key[0], 1 if key[0].startswith(MICROSOFT) else None)
         if version is None:
             raise OnnxError(f"domain {node.domain!r} is not imported by the model")
         spec, known = operator_of_onnx(key[1], key[0]), schema(*key, version) is not None

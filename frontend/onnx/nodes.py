@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -26,12 +27,43 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx
 
 
 def read_by(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node reads, its subgraphs among them."""
+    """Return the names of the values that a node reads, those that its subgraphs read outside."""
+    found = set(node.input)
     graphs = [graph for a in node.attribute for graph in a.graphs]
-    graphs += [a.g for a in node.attribute if a.HasField("g")]
-    inner = (read_by(each) for graph in graphs for each in graph.node)
-    ends = (value.name for graph in graphs for value in graph.output)
-    return set(node.input).union(ends, *inner)
+    for graph in graphs + [a.g for a in node.attribute if a.HasField("g")]:
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own.update(name for each in graph.node for name in each.output)
+        inner = (read_by(each) for each in graph.node)
+        found |= {value.name for value in graph.output}.union(*inner) - own
+    return found
+
+
+def order_of(nodes: Sequence[onnx.NodeProto]) -> list[int] | None:
+    """Return the places of nodes such that each comes after those that make what it reads.
+
+    None: they are so already. What is or waits for a cycle comes last, in the order that it has.
+    """
+    makers: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in node.output:
+            makers.setdefault(name, place)
+    waits = [{makers[n] for n in read_by(node) if n and n in makers} for node in nodes]
+    if all(place > max(each, default=-1) for place, each in enumerate(waits)):
+        return None
+    readers: dict[int, list[int]] = {}
+    for place, each in enumerate(waits):
+        for maker in each:
+            readers.setdefault(maker, []).append(place)
+    ready = [place for place, each in enumerate(waits) if not each]  # a heap, being sorted
+    order: dict[int, None] = {}
+    while ready:
+        made = heapq.heappop(ready)
+        order[made] = None
+        for place in readers.get(made, ()):
+            waits[place].remove(made)
+            if not waits[place]:
+                heapq.heappush(ready, place)
+    return [*order, *(place for place in range(len(waits)) if place not in order)]
 
 
 @contextmanager

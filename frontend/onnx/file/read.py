@@ -22,6 +22,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import model_of
 from soapstone.frontend.onnx.file.schema import newest_opset
 from soapstone.frontend.onnx.file.tensors import Files, array_of, dtype_of, shape_of
+from soapstone.frontend.onnx.nodes import order_of
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
@@ -103,7 +104,7 @@ def read(
         OSError: the file cannot be read.
     """
     if is_message(model):
-        return _source(model, Files(None), name, given)
+        return _source(_in_order(model), Files(None), name, given)
     files, label = Files(None), "file"
     if isinstance(model, str | Path):
         path = Path(model)
@@ -125,13 +126,29 @@ def read(
     except OnnxError as error:
         raise OnnxError(f"{label}: {error}") from None
     let_go(data)  # with what lies between the tensors come pages of theirs
-    return _source(proto, files, title, given)
+    return _source(_in_order(proto), files, title, given)
 
 
 def is_message(model: object) -> bool:
     """Return whether a model is an `onnx.ModelProto`; where there is one, ONNX is imported."""
     onnx = sys.modules.get("onnx")
     return onnx is not None and isinstance(model, onnx.ModelProto)
+
+
+def _in_order(model: Any) -> Any:
+    """Return a model whose nodes come after those that make what they read.
+
+    ONNX wants them so in files; but ONNX Runtime sorts them, and some of its tools rely on it.
+    """
+    order = order_of(model.graph.node)
+    if order is None:
+        return model
+    made = type(model)()
+    made.CopyFrom(model)
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes[place] for place in order)
+    return made
 
 
 def _source(

@@ -87,6 +87,8 @@ def _real_inverse(n: Call, x: Value, axis: int, length: int) -> Value:
 @rule("STFT")
 def stft(n: Call) -> Value:
     signal = n.value()
+    if signal.rank == 2:  # real numbers, as PyTorch's exporter writes them
+        signal = n.reshape(signal, (*signal.shape, 1))
     step = int(n.array(1).reshape(()))
     window = n.maybe(2)
     size = int(n.array(3).reshape(())) if n.has(3) else window.shape[0] if window else 0

@@ -252,3 +252,23 @@ def test_heads_that_do_not_fit_what_is_packed_are_refused() -> None:
     file, feeds = file_of("MultiHeadAttention", {"q": x}, {"y": TensorProto.FLOAT}, num_heads=3)
     with pytest.raises(OnnxError, match="3 of 3 heads"):
         soapstone.from_onnx(file).graph_for(feeds)
+
+
+@pytest.mark.parametrize("least", [-1e4, float(np.finfo(np.float32).min)])
+def test_halves_are_masked_as_single_precision_is(least: float) -> None:
+    drawn = Drawn(0)
+    inputs: dict[str, Array | None] = {
+        "x": drawn.reals(2, 5, 8).astype(np.float16),
+        "W": drawn.reals(8, 24).astype(np.float16),
+        "B": drawn.reals(24).astype(np.float16),
+        "mask": np.array([[1, 1, 0, 1, 0], [1, 0, 0, 0, 0]], np.int32),
+        "past": None,
+        "bias": drawn.reals(1, 2, 5, 5).astype(np.float16),
+    }
+    attributes = {"num_heads": 2, "unidirectional": 1, "mask_filter_value": least}
+    file, feeds = file_of("Attention", inputs, {"y": TensorProto.FLOAT16}, **attributes)
+    wanted = theirs.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
+        found = session.run(feeds)["y"]
+    assert found.dtype == wanted.dtype == np.float16
+    np.testing.assert_allclose(found, wanted, rtol=4e-3, atol=4e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes  # noqa: F401
 import numpy as np
 import onnx
 import pytest
@@ -158,7 +159,7 @@ def test_numbers_of_x_are_rounded_to_bytes_where_the_file_says_so(level: int) ->
     assert node.attributes["coarse"] == (level == 4)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_rows_of_few_bits(bits: int, zeros: bool) -> None:
     rows, depth, size = 11, 96, 32
@@ -172,6 +173,46 @@ def test_rows_of_few_bits(bits: int, zeros: bool) -> None:
         inputs["zeros"] = RANDOM.integers(0, 256, (rows, packed), np.uint8)
     attributes = {"bits": bits, "block_size": size, "quantize_axis": 1, "gather_axis": 0}
     compare("GatherBlockQuantized", inputs, **attributes)
+
+
+# shapes of weights, and along which axes they are quantised and gathered
+TABLES = [
+    ((11, 64), 1, 0),
+    ((32, 11), 0, 1),
+    ((5, 48, 8), 1, 0),
+    ((5, 48, 8), 1, 2),
+    ((48, 8), 0, 0),
+]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize(("shape", "axis", "along"), TABLES)
+def test_rows_of_numbers_of_four_bits(
+    shape: tuple[int, ...], axis: int, along: int, dtype: str, zeros: bool
+) -> None:
+    low, high = (-8, 8) if dtype == "int4" else (0, 16)
+    scales = list(shape)
+    scales[axis] //= 16
+    inputs = {
+        "w": RANDOM.integers(low, high, shape).astype(dtype),
+        "ids": np.array([[3, 1, 3], [0, 1, 2]]),
+        "scales": drawn(*scales),
+    }
+    if zeros:
+        inputs["zeros"] = RANDOM.integers(0, 8, scales).astype(dtype)
+    attributes = {"block_size": 16, "quantize_axis": axis, "gather_axis": along}
+    compare("GatherBlockQuantized", inputs, **attributes)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float8_e4m3fn", 16), ("float4_e2m1fn", 0)])
+def test_rows_of_narrow_floating_point(dtype: str, size: int) -> None:
+    inputs = {
+        "w": drawn(11, 64).astype(dtype),
+        "ids": np.array([[3, 10, 3], [0, 1, 2]]),
+        "scales": drawn(11, 64 // size if size else 1),
+    }
+    compare("GatherBlockQuantized", inputs, block_size=size, quantize_axis=1, gather_axis=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -204,3 +204,9 @@ def test_a_shape_is_cut_by_attributes_as_of_opset_9() -> None:
         }"""
     )
     as_onnxruntime(model.SerializeToString(), {"x": np.ones((2, 5, 6), np.float32)})
+
+
+def test_frames_of_a_signal_without_an_axis_of_parts() -> None:
+    signal = np.linspace(-1, 1, 80, dtype=np.float32).reshape(2, 40)
+    window = np.hanning(16).astype(np.float32)
+    as_onnxruntime(*form("STFT", signal, np.array(4), window, np.array(16), known=(1, 2, 3)))

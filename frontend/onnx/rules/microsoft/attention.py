@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import floats
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.microsoft.quantized import real_product
@@ -216,10 +217,12 @@ def attended(
     if n.attribute("unidirectional", 0):
         n.room(rows * count)
         late = np.arange(rows) > np.arange(count)[:, None] + before
-        added.append(n.known(np.where(late, -np.inf, 0)[None, None].astype(q.dtype)))
+        added.append(n.known(np.where(late, -np.inf, 0)[None, None].astype(np.float32)))
     total = added[:1]
     for each in added[1:]:
-        total = [n("add", total[0], each)]
+        total = [n("add", *(n.cast(part, "float32") for part in (total[0], each)))]
+    if total and total[0].dtype != q.dtype:  # a half's least number hides as much
+        total = [n.cast(n("maximum", total[0], n.like(floats(q.dtype).min, total[0])), q.dtype)]
     y = n("attention", q, k, v, *total, scale=n.attribute("scale", 0.0) or None)
     return n.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])), k, v
 

@@ -14,6 +14,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.elementwise import softmax_from
 from soapstone.frontend.onnx.rules.products import product, scaled
+from soapstone.frontend.onnx.rules.quantized import spread
 from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 from soapstone.ir.tensor import Array
 
@@ -280,34 +281,45 @@ def gather_block_quantized(n: Call) -> Value:
     w, ids, scales, zeros = n.value(0), n.value(1), n.value(2), n.maybe(3)
     bits, size = n.attribute("bits", 4), n.attribute("block_size", 128)
     axis = n.axis_of(n.attribute("quantize_axis", 1), w.rank)
-    if w.dtype != "uint8" or bits not in (4, 8) or w.rank != 2 or axis != 1:
+    along = n.axis_of(n.attribute("gather_axis", 0), w.rank)
+    bits = bits if w.dtype == "uint8" else 8  # of all other types each number is an element
+    last = w.rank - 1
+    if bits not in (2, 4, 8) or (w.dtype == "uint8" and (axis, along) != (last, 0)):
         raise UnsupportedError(
-            f"{bits} bits in {w.spec} along axis {axis} found; 4 or 8 in uint8 (rows, bytes) along"
-            " axis 1 are supported"
+            f"{bits} bits in {w.spec}, quantized along axis {axis}, gathered along axis {along},"
+            f" found; bytes of 2, 4 or 8 bits are supported along axis {last}, gathered along 0"
         )
-    if n.attribute("gather_axis", 0):
-        raise UnsupportedError("attribute gather_axis other than 0 is not supported")
-    depth = w.shape[1] * 8 // bits
-    parts = [n("gather", each, ids, axis=0) for each in (w, scales)]
-    numbers = n.cast(_apart(n, parts[0], bits, depth), "float32")
-    if zeros is None:
+    count, blocks = w.shape[axis] * 8 // bits, scales.shape[axis]
+    parts = [(w, count), (scales, blocks)] + ([] if zeros is None else [(zeros, blocks)])
+    numbers, scale, *offset = (
+        each if along == axis else n("gather", each, ids, axis=along) for each, _ in parts
+    )
+    place = axis + ids.rank - 1 if along < axis else axis
+    numbers = n.cast(_apart(n, numbers, bits, count), "float32")
+    if offset:
+        own = n.cast(_apart(n, offset[0], bits, blocks), "float32")
+        numbers = n("sub", numbers, spread(n, own, numbers, place, size))
+    elif w.dtype == "uint8":
         numbers = n("affine", numbers, shift=-float(1 << (bits - 1)))
-    else:
-        own = _apart(n, n("gather", zeros, ids, axis=0), bits, scales.shape[1])
-        numbers = n("sub", numbers, _over_blocks(n, n.cast(own, "float32"), size, depth))
-    spread = _over_blocks(n, n.cast(parts[1], "float32"), size, depth)
-    return n.cast(n("mul", numbers, spread), scales.dtype)
+    scale = n.cast(scale, "float32")
+    scale = scale if blocks == 1 else spread(n, scale, numbers, place, size)
+    y = n.cast(n("mul", numbers, scale), scales.dtype)
+    return n("gather", y, ids, axis=along) if along == axis else y
 
 
 def _apart(n: Call, packed: Value, bits: int, count: int) -> Value:
     """Return so many numbers (…, count) of bytes (…, bytes), the first in the lowest bits."""
     if bits == 8:
         return packed
-    low = n("bitwise_and", packed, n.known(np.array(15), "uint8"))
-    high = n("bit_shift", packed, n.known(np.array(4), "uint8"), direction="right")
-    column = (*packed.shape, 1)
-    both = n("concat", n.reshape(low, column), n.reshape(high, column), axis=packed.rank)
-    whole = n.reshape(both, (*packed.shape[:-1], 2 * packed.shape[-1]))
+    column, each = (*packed.shape, 1), 8 // bits
+    shifted = (
+        n("bit_shift", packed, n.known(np.array(place * bits), "uint8"), direction="right")
+        for place in range(each)
+    )
+    mask = n.known(np.array((1 << bits) - 1), "uint8")
+    parts = [n.reshape(n("bitwise_and", part, mask), column) for part in shifted]
+    whole = n("concat", *parts, axis=packed.rank)
+    whole = n.reshape(whole, (*packed.shape[:-1], each * packed.shape[-1]))
     return n.part(whole, packed.rank - 1, 0, count)
 
 
