@@ -177,6 +177,8 @@ class Files:
         if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
             raise OnnxError(f"{found}; a path inside the model's folder needed")
         path = (self._folder / relative).resolve()
+        if not path.exists():
+            raise OnnxError(f"{where}: external data: no file {location!r} beside the model")
         if not path.is_relative_to(self._folder) or not path.is_file():
             raise OnnxError(f"{found}; a file inside the model's folder needed")
         self._mapped[location] = self.map(path)

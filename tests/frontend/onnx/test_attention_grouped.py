@@ -267,3 +267,38 @@ def test_a_cache_of_no_window_is_refused(given: dict[str, int], said: str) -> No
     options |= {"sliding_window_cache": 1} | given
     with pytest.raises(OnnxError, match=said):
         ours(*file_of("GroupQueryAttention", inputs, outputs, **options))
+
+
+@pytest.mark.parametrize(("samples", "count", "before"), [(2, 1, 5), (1, 3, 4), (2, 3, 0)])
+@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize(("bits", "dtype"), [(8, np.int8), (4, np.uint8)])
+def test_caches_of_few_bits(
+    bits: int, dtype: type, kind: str, samples: int, count: int, before: int
+) -> None:
+    random = np.random.default_rng(before)
+    each = (1,) if kind == "PER_TENSOR" else (1, KV_HEADS, 1, WIDTH)
+    room = (samples, KV_HEADS, before, WIDTH * bits // 8)
+    limits = np.iinfo(dtype)
+    inputs: dict[str, Array | None] = {
+        "q": drawn(random, samples, count, HEADS * WIDTH),
+        **{which: drawn(random, samples, count, KV_HEADS * WIDTH) for which in "kv"},
+        **{
+            f"past_{which}": random.integers(limits.min, limits.max + 1, room).astype(dtype)
+            for which in "kv"
+        },
+        "last": np.full(samples, before + count - 1, np.int32),
+        "total": np.array(before + count, np.int32),
+        **dict.fromkeys(("cosines", "sines", "places", "bias", "sinks")),
+        **{f"{which}_scale": random.uniform(0.05, 0.3, each).astype(np.float32) for which in "kv"},
+    }
+    cache = TensorProto.INT8 if bits == 8 else TensorProto.UINT8
+    outputs = {"y": TensorProto.FLOAT, "k_held": cache, "v_held": cache}
+    attributes: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+    attributes |= {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
+    file, feeds = file_of("GroupQueryAttention", inputs, outputs, **attributes)
+    wanted = theirs.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, feeds)
+    found = ours(file, feeds)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=2e-5)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)

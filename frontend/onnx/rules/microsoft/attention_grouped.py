@@ -14,7 +14,10 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.microsoft.contrib import codes_in
+from soapstone.frontend.onnx.rules.quantized import quantized
 from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
+from soapstone.records import dataclass
 
 
 @rule("RotaryEmbedding", domain=MICROSOFT)
@@ -122,27 +125,18 @@ def _of_places(n: Call, table: Value, places: Value) -> Value:
     return n.reshape(n("gather", table, places, axis=0), (*places.shape, 1, table.shape[1]))
 
 
-# What ONNX Runtime has on other devices alone, or not at all: attributes and what they must be.
-_GQA_PLAIN = {
-    "qk_output": 0,
-    "k_quant_type": "NONE",
-    "v_quant_type": "NONE",
-    "kv_cache_bit_width": 0,
-}
-
-
 @rule("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(n: Call) -> Any:
-    for name, needed in _GQA_PLAIN.items():
-        if n.attribute(name, needed) != needed:
-            raise UnsupportedError(f"attribute {name!r} other than {needed!r} is not supported")
+    if n.attribute("qk_output", 0):
+        raise UnsupportedError("attribute 'qk_output' other than 0 is not supported")
     heads, kv_heads = _head_counts(n)
     q, k, v = _split_qkv(n, heads, kv_heads)
     q, k = _normed_heads(n, q, "q", 14), _normed_heads(n, k, "k", 15)
     samples, count, _, width = q.shape
     total = int(n.array(6).reshape(()))
     past = [n.maybe(3), n.maybe(4)]
-    empty = n.known(np.zeros((samples, kv_heads, 0, width)), q.dtype)
+    codes = _codes(n)
+    empty = n.known(np.zeros((samples, kv_heads, 0, codes.elements(width))), codes.dtype or q.dtype)
     keys, values = (empty if each is None or not each.shape[2] else each for each in past)
     # The first tokens begin with the first row; of some samples, the last may be none.
     first = count == total
@@ -163,8 +157,8 @@ def group_query_attention(n: Call) -> Any:
         starts = n("sub", starts, gone)
         places = n.once(_places, starts, count)
     held = [
-        n("write_at", _longer(n, old, rows), n.transpose(new, (0, 2, 1, 3)), starts, axis=2)
-        for old, new in ((keys, k), (values, v))
+        n("write_at", _longer(n, old, rows), codes.of(n, new, scale), starts, axis=2)
+        for old, new, scale in zip((keys, values), (k, v), codes.scales)
     ]
     if n.attribute("causal", 1):
         mask = n.once(_mask, places, rows, window, q.dtype)
@@ -176,12 +170,76 @@ def group_query_attention(n: Call) -> Any:
     sinks = n.maybe(11)
     if sinks is None and n.attribute("smooth_softmax", -1) > 0:
         sinks = n.known(np.zeros(heads), q.dtype)
-    y = _grouped(n, q, held, mask, sinks)
+    numbers = [codes.numbers(n, each, scale) for each, scale in zip(held, codes.scales)]
+    y = _grouped(n, q, numbers, mask, sinks)
     if evicts:
         tokens = n("affine", n.cast(n.reshape(n.value(5), (samples,)), "int64"), shift=1)
         oldest = n("sub", n.once(_evicted, tokens, capacity, window), gone)
         held = [n.once(_rows_from, each, oldest, capacity) for each in held]
     return [n.reshape(y, (samples, count, heads * width)), *held]
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """How a cache keeps numbers: as they are (0 bits), as int8, or as two of four bits a byte.
+
+    scales: of keys and of values, what a code of 1 stands for: a number, or one a channel.
+    """
+
+    bits: int
+    scales: tuple[Value | None, Value | None]
+
+    @property
+    def dtype(self) -> str | None:
+        return {0: None, 4: "uint8", 8: "int8"}[self.bits]
+
+    def elements(self, width: int) -> int:
+        """Return how many elements so many numbers take."""
+        return width // 2 if self.bits == 4 else width
+
+    def of(self, n: Call, x: Value, scale: Value | None) -> Value:
+        """Return x (b, t, heads, d) as the cache keeps it: (b, heads, t, elements)."""
+        x = n.transpose(x, (0, 2, 1, 3))
+        if scale is None:
+            return x
+        if self.bits == 8:
+            return quantized(n, n.cast(x, "float32"), scale, None, "int8")
+        whole = n("round", n("div", n.cast(x, "float32"), scale))
+        codes = n.cast(n("affine", n("clip", whole, low=-8.0, high=7.0), shift=8.0), "uint8")
+        pairs = n.reshape(codes, (*x.shape[:3], x.shape[3] // 2, 2))
+        low, high = (n.row(pairs, 4, place) for place in (0, 1))
+        high = n("bit_shift", high, n.known(np.array(4), "uint8"), direction="left")
+        return n("bitwise_or", low, high)
+
+    def numbers(self, n: Call, held: Value, scale: Value | None) -> Value:
+        """Return the numbers (b, heads, t, d) of what a cache keeps."""
+        if scale is None:
+            return held
+        if self.bits == 4:
+            held = codes_in(n, held, 4, 2 * held.shape[3])
+        whole = n.cast(held, "float32")
+        whole = n("affine", whole, shift=-8.0) if self.bits == 4 else whole
+        return n.cast(n("mul", whole, scale), n.value(0).dtype)
+
+
+def _codes(n: Call) -> _Codes:
+    """Return how the node's caches keep numbers.
+
+    Raises:
+        OnnxError: its attributes say it in no way that is known, or a scale is missing.
+    """
+    kinds = [n.attribute(f"{which}_quant_type", "NONE") for which in "kv"]
+    bits = n.attribute("kv_cache_bit_width", 0)
+    if (*kinds, bits) == ("NONE", "NONE", 0):
+        return _Codes(0, (None, None))
+    if not {*kinds} <= {"PER_TENSOR", "PER_CHANNEL"} or bits not in (4, 8):
+        raise UnsupportedError(
+            f"k_quant_type {kinds[0]!r} and v_quant_type {kinds[1]!r} with kv_cache_bit_width"
+            f" {bits} is not supported; PER_TENSOR or PER_CHANNEL, and 4 or 8, are"
+        )
+    scales = (n.cast(n.value(position), "float32") for position in (12, 13))
+    k, v = (n.reshape(each, ()) if each.spec.size == 1 else each for each in scales)
+    return _Codes(bits, (k, v))
 
 
 def _drops(n: Call, window: int) -> bool:

@@ -295,9 +295,9 @@ def gather_block_quantized(n: Call) -> Value:
         each if along == axis else n("gather", each, ids, axis=along) for each, _ in parts
     )
     place = axis + ids.rank - 1 if along < axis else axis
-    numbers = n.cast(_apart(n, numbers, bits, count), "float32")
+    numbers = n.cast(codes_in(n, numbers, bits, count), "float32")
     if offset:
-        own = n.cast(_apart(n, offset[0], bits, blocks), "float32")
+        own = n.cast(codes_in(n, offset[0], bits, blocks), "float32")
         numbers = n("sub", numbers, spread(n, own, numbers, place, size))
     elif w.dtype == "uint8":
         numbers = n("affine", numbers, shift=-float(1 << (bits - 1)))
@@ -307,7 +307,7 @@ def gather_block_quantized(n: Call) -> Value:
     return n("gather", y, ids, axis=along) if along == axis else y
 
 
-def _apart(n: Call, packed: Value, bits: int, count: int) -> Value:
+def codes_in(n: Call, packed: Value, bits: int, count: int) -> Value:
     """Return so many numbers (…, count) of bytes (…, bytes), the first in the lowest bits."""
     if bits == 8:
         return packed
