@@ -31,11 +31,13 @@ def start(array: Array) -> int:
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
-    return _word_at(id(array) + _HEAD).value
+    return _word_at(id(array) + _HEAD).value if _LIES_THERE else int(array.ctypes.data)
 
 
-_HEAD = object.__basicsize__  # bytes of an array before the address, in NumPy's binary interface
-_word_at = ctypes.c_size_t.from_address  # `array.ctypes.data` takes ten times as long
+# In NumPy's binary interface the address comes first; `array.ctypes.data` takes ten times as long.
+_HEAD, _word_at = object.__basicsize__, ctypes.c_size_t.from_address
+_PROBE = np.zeros(3, np.uint8)[1:]
+_LIES_THERE = _word_at(id(_PROBE) + _HEAD).value == _PROBE.ctypes.data
 
 
 def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from soapstone.native import arrays
 from soapstone.native.arrays import start
 from soapstone.native.entries import bind, native
 from soapstone.native.intrinsics import f32p, words
@@ -73,6 +74,18 @@ def test_addresses_are_taken_in_one_place() -> None:
     files = [file for folder in FOLDERS for file in folder.rglob("*.py")]
     assert len(files) > 300 and ROOT / "native/arrays.py" in files
     assert [line for file in files for line in raw_addresses(file)] == []
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_addresses_are_those_that_numpy_tells(
+    direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "_LIES_THERE", direct)
+    whole = np.arange(24.0).reshape(4, 6)
+    whole.tofile(tmp_path / "numbers")
+    mapped = np.memmap(tmp_path / "numbers", np.float64, "r")
+    kinds = (whole, whole[::-1, 2:], whole[2:2], whole.T, np.array(1.5), mapped[3:], scratch(8))
+    assert [start(each) for each in kinds] == [each.ctypes.data for each in kinds]
 
 
 def test_what_is_no_array_has_no_address() -> None:
