@@ -107,6 +107,9 @@ class _Problem:
     kind: str = "float32"
     target: str = "float32"
 
+    def __str__(self) -> str:
+        return f"convolution {self!r}"
+
     @property
     def types(self) -> tuple[str, str, str]:
         """The types of x, w and y."""
@@ -153,17 +156,16 @@ def _description(problem: _Problem, order: Shape) -> Handle:
     dilation = dims([step - 1 for step in problem.dilation])
     window = (dims(problem.stride), dilation, dims(problem.low), dims(problem.high))
     kind = _INFERENCE if problem.direction == "forward" else _TRAINING
-    what = f"convolution {problem.direction} {problem}"
     ends = (engine(), kind, _AUTO, x, weights, bias, y)
-    forward = describe("convolution_forward", *ends, *window, attribute, what=what)
+    forward = describe("convolution_forward", *ends, *window, attribute, what=problem)
     if problem.direction == "forward":
         return forward
     hints = (*window, forward, attribute)
     if problem.direction == "input":
         data = (engine(), _AUTO, x, weights, y)
-        return describe("convolution_backward_data", *data, *hints, what=what)
+        return describe("convolution_backward_data", *data, *hints, what=problem)
     both = (engine(), _AUTO, x, weights, bias, y)
-    return describe("convolution_backward_weights", *both, *hints, what=what)
+    return describe("convolution_backward_weights", *both, *hints, what=problem)
 
 
 # oneDNN 3.2 keeps the machine code of this implementation's kernels for good, equal code once. That

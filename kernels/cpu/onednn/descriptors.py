@@ -145,7 +145,7 @@ def _descriptor(layout: Layout) -> Handle:
         "memory_desc",
         "memory_desc_create_with_strides",
         *(rank, shape, kind, dims(layout.strides)),
-        what=f"memory of shape {layout.shape}, strides {layout.strides}",
+        what=layout,
     )
 
 
@@ -382,7 +382,7 @@ class Primitive:
         return borrowed(self.description, what, index)
 
 
-def describe(name: str, *arguments: Any, what: str = "") -> Handle:
+def describe(name: str, *arguments: Any, what: object = "") -> Handle:
     """Return the primitive descriptor made by `dnnl_<name>_primitive_desc_create`.
 
     It keeps what it is made of: a forward descriptor, the hint of a backward one, is read again

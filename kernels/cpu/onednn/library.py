@@ -148,7 +148,7 @@ class UnsupportedError(OneDnnError, Declined):
     """oneDNN cannot do what was asked, rather than failed at it."""
 
 
-def _refusal(status: int, what: str) -> OneDnnError:
+def _refusal(status: int, what: object) -> OneDnnError:
     kind = UnsupportedError if status in _UNSUPPORTED else OneDnnError
     return kind(f"oneDNN {what}: {STATUSES.get(status, f'status {status}')}", status)
 
@@ -379,7 +379,7 @@ Descriptor = int | Handle  # of a memory: one that a primitive owns, or one's ow
 
 
 def create(
-    kind: str, function: str, *arguments: Any, what: str = "", keep: object = None
+    kind: str, function: str, *arguments: Any, what: object = "", keep: object = None
 ) -> Handle:
     """Return a new object made by `dnnl_<function>`, destroyed by `dnnl_<kind>_destroy`.
 

@@ -80,6 +80,9 @@ class Product:
     any_gemm: bool = False  # whether "gemm" may be oneDNN's first choice
     integers: Integers | None = None
 
+    def __str__(self) -> str:
+        return f"matmul {self!r}"
+
 
 def _description(product: Product) -> Handle:
     columns = product.b.shape[-1]
@@ -90,7 +93,7 @@ def _description(product: Product) -> Handle:
         "matmul",
         *(engine(), product.a.descriptor, product.b.descriptor, bias),
         *(product.y.descriptor, attribute),
-        what=f"matmul {product}",
+        what=product,
     )
 
 
