@@ -113,6 +113,24 @@ def _measure(
         finding.measure_tasks(graph, machine, stages, deadline, constants or {})
 
 
+def _check_objective(serves: bool, more: Mapping[str, object]) -> None:
+    """Check what is given with an objective.
+
+    serves: whether the search is for inference on this computer. more: by option, what only the
+    search for one machine takes; None where it is not given.
+
+    Raises:
+        GraphError: it is not, or one of these is given.
+    """
+    from soapstone.ir.errors import GraphError
+
+    if not serves:
+        raise GraphError("objective: found without --inference on machine 'local'")
+    for option, found in more.items():
+        if found is not None:
+            raise GraphError(f"objective: found with {option}, which is of one machine's search")
+
+
 def _write(
     strategy: Strategy, graph: Graph | None, output: Path | None, picture: Path | None
 ) -> None:
@@ -188,7 +206,6 @@ def search(
     from soapstone.frontend.progress import searching, staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.serving import find_serving
-    from soapstone.ir.errors import GraphError
     from soapstone.ir.strategy import Strategy
     from soapstone.search.parallel import Options, method_named
 
@@ -199,21 +216,16 @@ def search(
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else Deadline()
     if objective is not None:
-        if not inference or machine != "local":
-            raise GraphError("objective: found without --inference on machine 'local'")
-        for option, found in (
-            ("--method", None if method == "mcmc" else method),
-            ("--proposals", proposals),
-            ("--patience", patience),
-            ("--from", start),
-            ("--chains", None if chains == 1 else chains),
-            ("--memory", memory),
-            ("--timeline", timeline),
-        ):
-            if found is not None:
-                raise GraphError(
-                    f"objective: found with {option}, which is of one machine's search"
-                )
+        more = {
+            "--method": None if method == "mcmc" else method,
+            "--proposals": proposals,
+            "--patience": patience,
+            "--from": start,
+            "--chains": None if chains == 1 else chains,
+            "--memory": memory,
+            "--timeline": timeline,
+        }
+        _check_objective(inference and machine == "local", more)
         options = Options(seconds=_SECONDS / 6 if budget is None else budget / 6, seed=seed)
         with staged() as stages:
             serving = find_serving(
