@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from soapstone.frontend.recording import Tensor
 
 Extent = int | Sequence[int]
+_COUNTED = {1: "one axis", 2: "two axes", 3: "three axes"}
 _AXES = {1: "n c l", 2: "n c h w", 3: "n c d h w"}
-_CONVOLUTION = """Return the cross-correlation of x along {rank} axes, plus a bias, activated.
+_CONVOLUTION = """Return the cross-correlation of x along {axes}, plus a bias, activated.
 
 {shapes}, where an extent becomes
 (extent + padding - dilation (kernel - 1) - 1) // stride + 1, padding being that of both sides.
 
 Args:
-    x: what is convolved.
-    channels: how many channels the result has.
+    x: the tensor to convolve.
+    channels: the number of channels of the result.
     kernel, stride, dilation: one number, or one for each axis.
     padding: "same" (which keeps extents at stride 1), "valid" (none), one number, one for each
         axis, or two: before each axis, then after each.
-    groups: into how many parts that do not mix the channels of x and of the result are cut.
+    groups: the number of parts into which channels are divided; parts do not mix.
     activation: None, "relu", "leaky_relu", "gelu", "sigmoid" or "tanh".
     bias: whether a trained number is added to each channel.
     initial: how parameters begin, "uniform" or "he" (`initials` in layers/base.py).
@@ -62,7 +63,7 @@ def _of_rank(
 
     taken = inspect.signature(method)
     layer.__name__ = f"conv{rank}d"
-    layer.__doc__ = _CONVOLUTION.format(rank=rank, shapes=shapes)
+    layer.__doc__ = _CONVOLUTION.format(axes=_COUNTED[rank], shapes=shapes)
     parameters = [value for name, value in taken.parameters.items() if name != "rank"]
     layer.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
     return layer

@@ -120,7 +120,7 @@ def quantize(
     threads: int | None = None,
     seconds: float = 2.0,
 ) -> Quantized:
-    """Return an ONNX model whose products of constant weights are of bytes, as a QDQ model.
+    """Return an ONNX model that multiplies by constant weights in eight bits, in QDQ form.
 
     Weights become signed bytes with a scale of each channel. Values between operators become bytes
     by the range that they have on the calibration samples.

@@ -28,7 +28,7 @@ def _model(owner: object, state: TrainingState) -> Model:
 
 
 class Monitored(Callback):
-    """A callback that looks at one value of each epoch, and whether it has become better.
+    """A callback that watches one value of each epoch for improvement.
 
     Args:
         monitor: `loss`, or a metric of the epoch such as `validation_loss` or `accuracy`; metrics
@@ -91,7 +91,7 @@ class Monitored(Callback):
 
 @named_arguments
 class EarlyStopping(Monitored):
-    """Stops when the monitored value has not become better for `patience` epochs in a row.
+    """Stops when the monitored value has not improved for `patience` epochs in a row.
 
     Args:
         monitor, minimum_delta: those of `Monitored`.
@@ -151,7 +151,7 @@ class EarlyStopping(Monitored):
 
 @named_arguments
 class ReduceOnPlateau(Monitored):
-    """Multiplies the learning rate by `factor` when the value was no better for `patience` epochs.
+    """Multiplies the learning rate by `factor` when `patience` epochs have brought no improvement.
 
     From then on the rate is what it has set, in place of a schedule's.
 

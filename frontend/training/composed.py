@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Update:
-    """What an update is made of.
+    """The values that an update is computed from.
 
     Attributes:
         m: whose methods are layers. w, g: the parameter and its gradient, after decay.
@@ -68,7 +68,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Composed(Optimizer):
-    """An optimizer that says what a parameter becomes.
+    """An optimizer by a formula for the next value of a parameter.
 
     Attributes:
         learning_rate, decayed, clip_norm, clip_value, rates: as of every optimizer.
@@ -114,7 +114,7 @@ class Composed(Optimizer):
 @named_arguments
 @dataclass(frozen=True)
 class RMSprop(Composed):
-    """RMSprop: steps over the root of the running square of the gradient.
+    """RMSprop: the gradient over its running root mean square.
 
     Attributes:
         learning_rate, decayed, clip_norm, clip_value, rates, weight_decay: as of `Composed`.
@@ -146,7 +146,7 @@ class RMSprop(Composed):
 @named_arguments
 @dataclass(frozen=True)
 class Adagrad(Composed):
-    """Adagrad: steps over the root of the sum of all squares of the gradient.
+    """Adagrad: the gradient over the root of the sum of its squares so far.
 
     Attributes:
         learning_rate, decayed, clip_norm, clip_value, rates, weight_decay: as of `Composed`.
@@ -167,7 +167,7 @@ class Adagrad(Composed):
 @named_arguments
 @dataclass(frozen=True)
 class Adadelta(Composed):
-    """Adadelta: steps as large as the root of the running square of steps over the gradient's.
+    """Adadelta: the gradient times the running root mean square of steps over that of gradients.
 
     Attributes:
         learning_rate, decayed, clip_norm, clip_value, rates, weight_decay: as of `Composed`.
@@ -192,7 +192,7 @@ class Adadelta(Composed):
 @named_arguments
 @dataclass(frozen=True)
 class Adamax(Composed):
-    """Adamax: Adam with the largest gradient, which decays, in place of the root of the square.
+    """Adamax: Adam with the largest gradient, which decays, in place of the root mean square.
 
     Attributes:
         learning_rate, decayed, clip_norm, clip_value, rates, weight_decay: as of `Composed`.

@@ -17,7 +17,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Formulated(Loss):
-    """A loss that says what an element adds, or a row of the last axis; the mean is over those."""
+    """A loss by a formula for each element, or each row of the last axis: the mean of these."""
 
     rows: ClassVar[bool] = False
 
@@ -56,7 +56,7 @@ class LogCosh(Formulated):
 
 @dataclass(frozen=True)
 class Quantile(Formulated):
-    """The loss whose least is at a quantile of the labels, not at their mean.
+    """Quantile (pinball) loss, which is least at a quantile of the labels, not at their mean.
 
     Attributes:
         quantile: from 0 to 1; 0.5 is the median, and half the mean of absolute differences.
@@ -118,7 +118,7 @@ class MAPE(Formulated):
 
 @dataclass(frozen=True)
 class Poisson(Formulated):
-    """Minus the logarithm of the probability of counts, but for what does not depend on outputs.
+    """Poisson's negative log-likelihood of counts, without the term of the labels alone.
 
     Attributes:
         log_rates: whether outputs are logarithms of the rates of counts; else rates, above 0.
@@ -136,7 +136,7 @@ class Poisson(Formulated):
 
 @dataclass(frozen=True)
 class Hinge(Formulated):
-    """What outputs lack to be beyond 1 on the side of labels, which are -1 or 1.
+    """Hinge loss: the mean of max(0, 1 - label * output); labels are -1 or 1.
 
     Attributes:
         squared: whether it is squared.
@@ -152,7 +152,7 @@ class Hinge(Formulated):
 
 
 class KLDivergence(Formulated):
-    """Kullback-Leibler divergence of logits (samples, …, classes) from probabilities of that shape.
+    """Kullback-Leibler divergence of labels (probabilities) from logits (samples, …, classes).
 
     It is `DenseCrossEntropy` less what the labels alone say, so it is 0 at best.
     """

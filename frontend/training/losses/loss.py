@@ -241,7 +241,7 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Focal(CrossEntropy):
-    """Focal loss: cross-entropy whose rows count (1 - p)^focus, p what the label is given.
+    """Focal loss: cross-entropy whose rows count (1 - p)^focus, p the probability of the label.
 
     Attributes:
         label_smoothing, class_weights, focus: those of `CrossEntropy`.

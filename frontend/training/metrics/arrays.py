@@ -85,7 +85,7 @@ def area(scores: Array, labels: Array) -> float:
 
 @dataclass(frozen=True)
 class AUC(Metric):
-    """The area under the curve of true over false positives, exactly, of two classes.
+    """The exact area under the ROC curve (true over false positives) of two classes.
 
     Outputs are numbers with labels of 0 and 1, or logits of two classes; all are kept until the
     epoch ends.

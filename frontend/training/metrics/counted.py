@@ -36,7 +36,7 @@ def _share(where: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """The share of the labels that are found.
+    """The share of the labels that are predicted.
 
     Of class numbers, the largest output is the guess; of probabilities of classes, their largest
     is the label; else both are 0 or 1, cut at a half.
@@ -123,7 +123,7 @@ class TopK(Metric):
 
 @dataclass(frozen=True)
 class Precision(Metric):
-    """Of what is taken for a class, the share that is of it.
+    """Of what is predicted as a class, the share that is of it.
 
     Attributes:
         average: over what: "binary", of labels of 0 and 1 or two classes, of the ones; "macro", the
@@ -175,7 +175,7 @@ class Precision(Metric):
 
 
 class Recall(Precision):
-    """Of what is of a class, the share that is taken for it.
+    """Of what is of a class, the share that is predicted as it.
 
     Attributes:
         average, threshold, called: those of `Precision`.
@@ -197,7 +197,7 @@ class F1(Precision):
 
 
 class IoU(Precision):
-    """What is rightly taken for a class over all that is of it or taken for it: Jaccard's index.
+    """Intersection over union: of what is of a class or predicted as it, the share that is both.
 
     Attributes:
         average, threshold, called: those of `Precision`; "macro" is the mean IoU of segmentation.

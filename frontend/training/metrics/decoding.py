@@ -61,7 +61,7 @@ def collapsed(path: Array, blank: int) -> list[int]:
 def ctc_beam_search(
     logits: Any, lengths: Any = None, *, blank: int = 0, width: int = 16, best: int = 1
 ) -> list[list[Decoded]]:
-    """Return the most probable labels of each sample, the best first, by a search of prefixes.
+    """Return the most probable labels of each sample, the best first, by prefix beam search.
 
     After each step the `width` most probable prefixes are kept. Labels that are found are as
     probable as it says, or more where ways to spread them were dropped on the way.
@@ -149,7 +149,7 @@ def _checked(label: str, logits: Any, lengths: Any, blank: int) -> tuple[Array, 
 
 
 def edit_distance(found: Sequence[Any], wanted: Sequence[Any]) -> int:
-    """Return how many things must be replaced, added or left out to make one sequence the other.
+    """Return how many elements to replace, insert or delete to turn one sequence into the other.
 
     found, wanted: lists of labels or of words, or strings.
 
@@ -170,7 +170,7 @@ def edit_distance(found: Sequence[Any], wanted: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class ErrorRate(Metric):
-    """Edits from the labels found on the best path to the right ones, over the right ones' number.
+    """The edit distance from the labels of the best path to the right ones, over their number.
 
     Of loss `CTC`. Of characters it is the character error rate. It may be more than 1.
 
