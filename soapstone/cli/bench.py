@@ -42,17 +42,17 @@ def tasks(
         int | None,
         typer.Option(
             min=1,
-            help="Of the kernel in a task; with METG, of the largest tasks."
+            help="Iterations of a task's kernel; with METG, of the largest tasks."
             " Default: 8192, and 128 of the memory kernel.",
         ),
     ] = None,
     graphs: Annotated[int, typer.Option(min=1, help="Equal graphs side by side.")] = 1,
-    output_bytes: Annotated[int, typer.Option(min=0, help="What each task writes.")] = 16,
+    output_bytes: Annotated[int, typer.Option(min=0, help="Bytes that each task writes.")] = 16,
     radix: Annotated[
         int, typer.Option(min=0, help="Predecessors, for nearest, spread and random_nearest.")
     ] = 3,
     scratch_bytes: Annotated[
-        int, typer.Option(min=4096, help="Of each point, for the memory kernel.")
+        int, typer.Option(min=4096, help="Scratch bytes of each point, for the memory kernel.")
     ] = 1 << 22,
     imbalance: Annotated[
         float, typer.Option(min=0, max=2, help="Spread of task sizes, for the imbalance kernel.")
@@ -68,7 +68,7 @@ def tasks(
     ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Run task graphs whose tasks check their inputs, and tell what a task costs.
+    """Run task graphs whose tasks check their inputs, and show what a task costs.
 
     An interrupt ends the measurement: what was measured until then is shown.
     """

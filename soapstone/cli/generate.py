@@ -12,29 +12,29 @@ from soapstone.cli.common import Json, Precision, print_json
 
 def generate(
     model: Annotated[str, typer.Argument(help="A decoder: an .onnx file, or an app's name.")],
-    prompt: Annotated[list[int], typer.Argument(help="Its tokens, numbers.")],
+    prompt: Annotated[list[int], typer.Argument(help="The prompt's tokens, as numbers.")],
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=0, help="How many are made at most.")
+        int, typer.Option("--max-new-tokens", "-n", min=0, help="The largest number of new tokens.")
     ] = 128,
     stop: Annotated[
         list[int] | None, typer.Option(help="A token after which no more follow; repeat.")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="What logits are divided by; 0 takes the likeliest token.")
+        float, typer.Option(help="Divides the logits; 0 takes the likeliest token.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, typer.Option(help="How many of the likeliest tokens are drawn from.")
+        int | None, typer.Option(help="Draw from this many of the likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        float, typer.Option(help="The least share that tokens which are drawn from have.")
+        float, typer.Option(help="Draw from the fewest likeliest tokens with this probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="All cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
     precision: Precision = "float32",
     as_json: Json = False,
 ) -> None:
-    """Print the tokens that a decoder continues a prompt with, each as soon as it is known."""
+    """Print the tokens with which a decoder continues a prompt, each as soon as it is known."""
     from soapstone.frontend.inference.predict import source_of
     from soapstone.frontend.inference.session import InferenceSession
 

@@ -10,7 +10,7 @@ import typer
 from soapstone.cli.common import Json, answer, command, tell
 
 app = typer.Typer(
-    help="Look at, make up and convert graphs that models learn from.", no_args_is_help=True
+    help="Show, generate and convert graphs that models learn from.", no_args_is_help=True
 )
 Source = Annotated[
     str, typer.Argument(metavar="GRAPH", help="A file, a name in SOAPSTONE_DATA, or a preset.")
@@ -31,17 +31,17 @@ def info(graph: Source, as_json: Json = False) -> None:
 def generate(
     kind: Annotated[str, typer.Argument(help="rmat, blocks, or a preset such as reddit-like:0.1.")],
     target: Target,
-    vertices: Annotated[int, typer.Option(min=1, help="Of rmat and blocks.")] = 1000,
-    edges: Annotated[int, typer.Option(min=0, help="That are drawn.")] = 10_000,
-    features: Annotated[int, typer.Option(min=1, help="Of a vertex, for blocks.")] = 32,
-    classes: Annotated[int, typer.Option(min=1, help="Of blocks.")] = 4,
+    vertices: Annotated[int, typer.Option(min=1, help="Vertices, for rmat and blocks.")] = 1000,
+    edges: Annotated[int, typer.Option(min=0, help="Edges to draw.")] = 10_000,
+    features: Annotated[int, typer.Option(min=1, help="Features of a vertex, for blocks.")] = 32,
+    classes: Annotated[int, typer.Option(min=1, help="Classes, for blocks.")] = 4,
     homophily: Annotated[
         float, typer.Option(min=0, max=1, help="The share of edges within a class.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="What the draws follow from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make up a graph of skewed degrees, with classes that can be learned unless it is R-MAT."""
+    """Generate a graph of skewed degrees, with classes that can be learned unless it is R-MAT."""
     from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.graphs.dataset import GraphData
     from soapstone.frontend.graphs.files import SUFFIXES, write_graph

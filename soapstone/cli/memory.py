@@ -55,7 +55,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what is copied between a fast memory and a backing one, and when, to run a model.
+    """Plan what is copied between a fast memory and a backing one, and when, to run a model.
 
     `soapstone train MODEL --plan FILE` follows the plan that is written. An interrupt ends the
     search; the best plan until then is shown and written.

@@ -25,7 +25,9 @@ def optimize(
     objective: Annotated[
         str, typer.Option(help="time, memory, flops, bytes, launches, sums, limits.")
     ] = "time",
-    alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
+    alpha: Annotated[
+        float, typer.Option(min=1, help="Search on from graphs so much worse.")
+    ] = 1.05,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds of search, measuring and checking together.")
     ] = 120.0,
@@ -50,7 +52,7 @@ def optimize(
         int | None, typer.Option(min=1, help="Default: an app's own, 1 of inputs that take any.")
     ] = None,
     dim: Dims = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write a page of what was found here (HTML).")
     ] = None,

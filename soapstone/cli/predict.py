@@ -21,7 +21,8 @@ def predict(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of a processor. Default: cores are shared out.")
+        int | None,
+        typer.Option(min=1, help="Threads of a processor. Default: cores are shared out."),
     ] = None,
     cpus: Annotated[
         int | None,

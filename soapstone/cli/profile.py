@@ -27,7 +27,7 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a run went: processors, operators, critical path, links.
+    """Show where the time of a run went: processors, operators, critical path, links.
 
     Reads what `train --profile` and `strategy simulate --timeline` write.
     """
@@ -60,7 +60,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="LOG", help="What `Runtime(log=...)` wrote.")],
     as_json: Json = False,
 ) -> None:
-    """Say whether a logged run obeyed the dependences of its program; exit code 1 if not.
+    """Check that a logged run obeyed the dependences of its program; exit code 1 if not.
 
     Works them out again from regions, tiles and privileges, and follows every value that is read.
     """

@@ -23,7 +23,7 @@ def quantize(
         typer.Option(help="minmax, whole ranges; percentile or entropy: rare values are clipped."),
     ] = "minmax",
     percentile: Annotated[
-        float, typer.Option(help="How many of 100 values are not clipped.")
+        float, typer.Option(help="Percentage of values that are not clipped.")
     ] = 99.99,
     activations: Annotated[
         str, typer.Option(help="Bytes between operators: uint8, or int8, which is symmetric.")
@@ -40,7 +40,7 @@ def quantize(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a run, where the model takes any.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="All cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
     seconds: Annotated[
         float, typer.Option(min=0, help="How long the original and the result are timed.")
     ] = 2.0,

@@ -21,7 +21,7 @@ File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="A rule file; default: the package's own.")
 ]
 Processes = Annotated[
-    int | None, typer.Option(min=1, help="That share the work; default: the cores.")
+    int | None, typer.Option(min=1, help="Processes that share the work; default: one a core.")
 ]
 
 
@@ -37,7 +37,10 @@ def generate(
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("rules.json"),
     max_operators: Annotated[
-        int | None, typer.Option(min=1, max=6, help="Of a graph; default: each space's own.")
+        int | None,
+        typer.Option(
+            min=1, max=6, help="The most operators of a graph; default: each space's own."
+        ),
     ] = None,
     operators: Annotated[
         str | None, typer.Option(help="Only these symbols: matmul,add,concat,split0.")
@@ -110,7 +113,7 @@ def show(
     identity: Annotated[
         str | None, typer.Argument(metavar="ID", help="The first digits of a rule's identity.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Of another rule file.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Another rule file.")] = None,
     unproved: Annotated[
         bool, typer.Option("--unproved", help="The candidates that have no proof.")
     ] = False,
@@ -154,10 +157,10 @@ def match(
     foreign: Annotated[
         Path, typer.Argument(metavar="FOREIGN.json", help="Rules of another system.")
     ],
-    file: Annotated[Path | None, typer.Option("--file", help="Of another rule file.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Another rule file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say of each foreign rule: in the set, derivable from it, refuted, or unknown."""
+    """Judge each foreign rule: in the set, derivable from it, refuted, or unknown."""
     from soapstone.frontend.progress import staged
     from soapstone.rules import foreign_verdicts
     from soapstone.rules.file_checks import trusted

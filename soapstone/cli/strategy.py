@@ -192,7 +192,7 @@ def search(
         Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
     ] = None,
     chains: Annotated[int, typer.Option(min=1, help="Markov chains, one a core.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the proposals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the proposals.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
@@ -289,7 +289,7 @@ def simulate(
     timeline: Timeline = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a strategy costs on a machine that need not be here; nothing is searched."""
+    """Simulate a strategy on a machine, real or described; nothing is searched."""
     from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.strategies import finding
 

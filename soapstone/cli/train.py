@@ -17,7 +17,9 @@ def train(
     ],
     epochs: Annotated[int | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="A constant learning rate.")
+    ] = None,
     cpus: Cpus = None,
     threads: Threads = 1,
     gpus: Annotated[int, typer.Option(min=0, help="Run on so many NVIDIA GPUs instead.")] = 0,
@@ -50,7 +52,7 @@ def train(
     precision: Annotated[
         str, typer.Option(help="float32, mixed_float16: products take halves, or tf32 (GPUs).")
     ] = "float32",
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
     ] = None,
@@ -62,19 +64,19 @@ def train(
     ] = None,
     partitioner: Annotated[
         str | None,
-        typer.Option(help="Where it is cut: learned, the default, vertex, edge or metis."),
+        typer.Option(help="How the graph is cut: learned (the default), vertex, edge or metis."),
     ] = None,
     partition_costs: Annotated[
-        Path | None, typer.Option(help="What was learned before; written in the end.")
+        Path | None, typer.Option(help="A file of learned costs; rewritten at the end.")
     ] = None,
     reuse: Annotated[
         str | None,
-        typer.Option(help="Of graphs that change: off, patterns, batch or all, the default."),
+        typer.Option(help="For graphs that change: off, patterns, batch or all (the default)."),
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Save here after each epoch: .safetensors or .npz.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="A checkpoint to go on from.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="A checkpoint to continue from.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Write a timeline of ten steps (trace-event JSON).")
     ] = None,
