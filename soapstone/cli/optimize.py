@@ -26,7 +26,7 @@ def optimize(
         str, typer.Option(help="time, memory, flops, bytes, launches, sums, limits.")
     ] = "time",
     alpha: Annotated[
-        float, typer.Option(min=1, help="Search on from graphs so much worse.")
+        float, typer.Option(min=1, help="Search on from graphs up to so many times as costly.")
     ] = 1.05,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds of search, measuring and checking together.")
