@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.cache.environment import folder
+from soapstone.cache.environment import VARIABLE, folder
 
 # Tests start hundreds of processes, each of which would compile all modules to bytecode again where
 # none may be written. What that keeps clean are the sources' folders: it goes to the caches'.
@@ -30,7 +30,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from soapstone.kernels.cpu.onednn import library
+from soapstone.kernels.measure import store
 from soapstone.native.cuda.device import NoDevice, device_count, simulated
+from soapstone.search.cost.database import database
 from soapstone.search.rules.rulebook import Rulebook, shipped
 
 BLAS = "test_openblas*.py"  # of what takes oneDNN's place
@@ -107,3 +109,14 @@ def _has_gpu() -> bool:
 def book() -> Rulebook:
     """Return the shipped rules."""
     return shipped()
+
+
+@pytest.fixture
+def own_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have all measured anew: for this test nothing is known of other tests and of earlier runs."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "measurements"))
+    database.cache_clear()
+    store.cache_clear()
+    yield
+    database.cache_clear()
+    store.cache_clear()

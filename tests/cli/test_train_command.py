@@ -92,12 +92,9 @@ def test_a_plan_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
     assert "one of them needed" in error_of("train", tiny, *both)
 
 
-def test_the_budget_of_a_plan_is_of_measuring_too(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_measurements")
+def test_the_budget_of_a_plan_is_of_measuring_too(tiny: Path) -> None:
     plan = ("memory", "plan", tiny, "--capacity", "20kB", "--cpus", "1", "--json")
-    plan += ("--batch-size", "5")  # whose times no other test measures
     timed = (*plan, "--minimize", "time")
     assert "budget ended before the times of nodes" in error_of(*timed, "--budget", "0")
     assert json.loads(invoke(*plan, "--budget", "0").stdout)["step_us"] is None

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -482,8 +481,9 @@ def test_a_layer_that_fails_among_others_is_named_and_the_session_goes_on() -> N
                     found.numpy()
 
 
+@pytest.mark.usefixtures("own_measurements")
 def test_kernels_are_measured_in_the_thread_that_runs_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Elsewhere they would leave an OpenMP team that keeps this thread's from spinning."""
     where: set[int] = set()
@@ -494,12 +494,7 @@ def test_kernels_are_measured_in_the_thread_that_runs_them(
         return best_us(entries)
 
     monkeypatch.setattr(measure, "best_us", noted)
-    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
-    measure.store.cache_clear()
-    try:
-        with DynamicSession("measured", cpus=2) as session:
-            x = session.value(np.ones(300, np.float32))
-            assert session.dense(x, 450, name="layer").numpy().shape == (1, 450)
-    finally:
-        measure.store.cache_clear()
+    with DynamicSession("measured", cpus=2) as session:
+        x = session.value(np.ones(300, np.float32))
+        assert session.dense(x, 450, name="layer").numpy().shape == (1, 450)
     assert where == {threading.get_ident()}
