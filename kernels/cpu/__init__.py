@@ -42,6 +42,7 @@ _FAMILIES = (
     "recurrent.layers",
     "recurrent.cells",
     "recurrent.gru",
+    "recurrent.linear_attention",
     "attention.variants",
     "attention.few",
     "attention.blocks",

@@ -7,6 +7,7 @@ from soapstone.frontend.onnx.rules.microsoft import (  # noqa: F401
     contrib,
     experts,
     fused,
+    linear_attention,
     nchwc,
     quantized,
 )

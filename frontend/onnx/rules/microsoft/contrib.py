@@ -49,6 +49,11 @@ def quick_gelu(n: Call) -> Value:
     return n("mul", x, n("sigmoid", n("affine", x, scale=n.attribute("alpha", 1.702))))
 
 
+@rule("GatedAdd", domain=MICROSOFT)
+def gated_add(n: Call) -> Value:
+    return n("add", n.value(0), n("mul", n.value(1), n.value(2)))
+
+
 # -------------------------------------------------------------------------------------------- norms
 @rule("SimplifiedLayerNormalization")
 @rule("SimplifiedLayerNormalization", domain=MICROSOFT)
