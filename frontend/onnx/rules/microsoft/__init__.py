@@ -5,6 +5,7 @@ from soapstone.frontend.onnx.rules.microsoft import (  # noqa: F401
     attention_grouped,
     attention_packed,
     contrib,
+    earlier,
     experts,
     fused,
     linear_attention,
