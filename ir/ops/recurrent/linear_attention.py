@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.attributes import Attribute, Attributes
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.spec import Attribute, Attributes, Case, define
+from soapstone.ir.ops.signatures import einsum
+from soapstone.ir.spec import Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
