@@ -26,9 +26,11 @@ def test_every_way_of_running_a_graph_equals_the_reference(first: int) -> None:
 
 
 def test_almost_all_is_compared_and_small_faults_are_seen() -> None:
-    certain = elements = seen = moved = 0
-    for seed in range(60):
+    seen = moved = 0
+    shares = []  # of elements that are compared, by sample: one may be large
+    for seed in range(120):
         sample = draw(seed)
+        certain = elements = 0
         for allowed in bounds(sample).values():
             value = allowed.value
             certain += int(np.count_nonzero(allowed.certain))
@@ -41,7 +43,8 @@ def test_almost_all_is_compared_and_small_faults_are_seen() -> None:
             if np.isfinite(wrong).all():
                 moved += 1
                 seen += bool(allowed.misfit(wrong))
-    assert certain > 0.98 * elements
+        shares.append(certain / max(1, elements))
+    assert np.mean(shares) > 0.95
     assert seen > 0.9 * moved > 0
 
 
