@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,15 @@ def test_operators_of_onnx_runtime_need_no_import() -> None:
         "{ y = com.microsoft.QuickGelu(x) }"
     )
     compare(model, {"x": np.array([-1, 2], np.float32)})
+
+
+def test_a_file_of_weights_that_is_gone_is_named(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '< ir_version: 9, opset_import: ["" : 20] > g (float[2] x) => (float[2] y){ y = Add(x, w) }'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 2]), "w"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(OnnxError, match=r"initializer 'w': external data: no file 'w.bin'"):
+        soapstone.from_onnx(path)
