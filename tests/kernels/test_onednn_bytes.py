@@ -45,6 +45,6 @@ def test_weights_are_packed_for_a_single_row_too(rows: int) -> None:
     y = np.zeros_like(expected)
     with Notes().taken() as notes:
         entry = bound(Call("quantized_linear", at, inputs, (y,), 1, frozenset((1, 2, 3))))
-    assert any(array is w for _, array, _ in notes.packed)
+    assert any(each.array is w for each in notes.packed)
     run(entry)
     np.testing.assert_allclose(y, expected, rtol=1e-6)
