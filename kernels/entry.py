@@ -57,11 +57,13 @@ class Call:
                         f"{operand!r}, an array needed"
                     )
 
-    @cached_property
+    @property
     def inner(self) -> Call:
         """The call of the operator that an epilogue follows, or one without as it is."""
-        if self.operator != "with_epilogue":
-            return self
+        return self._wrapped if self.operator == "with_epilogue" else self
+
+    @cached_property
+    def _wrapped(self) -> Call:
         at = self.attributes
         arity = at["arity"]
         own = frozenset([number for number in self.constants if number < arity])

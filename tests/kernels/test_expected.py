@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,12 @@ def test_a_convolution_of_very_few_pixels_is_a_product(side: int, chosen: str) -
 def test_an_expectation_may_be_a_number() -> None:
     call = fused("relu")
     assert Variant("with_epilogue", "own", "cpu", lambda call: None, 0.7).expects(call) == 0.7
+
+
+def test_a_call_that_was_asked_for_its_inner_one_is_let_go_of_at_once() -> None:
+    plain, wrapping = Call("relu", {}, (last(1, 1, 2, 2),), (last(1, 1, 2, 2),)), fused("relu")
+    assert plain.inner is plain and wrapping.inner is wrapping.inner
+    assert (wrapping.inner.operator, len(wrapping.inner.inputs)) == ("conv2d", 2)
+    seen = [weakref.ref(plain.inputs[0]), weakref.ref(wrapping.inputs[0])]
+    del plain, wrapping
+    assert all(each() is None for each in seen)
