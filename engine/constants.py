@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from weakref import WeakValueDictionary, ref
 
@@ -66,7 +67,10 @@ class Found:
 
     def known(self, number: int) -> MutableMapping[Hashable, Array]:
         """Return what has been made of a constant: a mapping by what kernels call it."""
-        return self._known.setdefault(number, WeakValueDictionary())
+        known = self._known.get(number)
+        if known is None:
+            known = self._known.setdefault(number, WeakValueDictionary())
+        return known
 
     def lock(self, number: int) -> threading.RLock:
         """Return the lock that a processor holds while it makes something of a constant."""
@@ -117,7 +121,8 @@ class Constants(Mapping[str, Array]):
         self._weights = weights
         self._prologue = prologue
         self._found = found or Found()
-        self._promised: dict[str, Array] | None = None
+        self._promised: dict[str, Array] = {}  # one of each: operators of many layers may read it
+        self._lasting = False
         self._small: dict[str, Array] = {}  # what was computed on the way, until kernels are bound
         self._numbers = {name: self._found.weight(array) for name, array in weights.items()}
         for node in prologue.nodes:
@@ -150,31 +155,30 @@ class Constants(Mapping[str, Array]):
         return made if name in self._made and made.flags.writeable else shared(made)
 
     def keep_promises(self) -> None:
-        """Make one promise for each constant from now on: many graphs will be bound to them."""
-        self._promised = {}
+        """Keep the promise of each constant from now on: many graphs will be bound to them."""
+        self._lasting = True
 
     def promised(self, name: str) -> Array:
         """Return a constant as a promise of its contents; a small one is returned itself."""
         if self._others is not None and name in self._same:
             return self._others.promised(name)
-        if self._promised is not None and name in self._promised:
-            return self._promised[name]
+        made = self._promised.get(name)
+        if made is not None:
+            return made
         spec = self._like(name)
         number = self._numbers[name]
         known, lock = self._found.known(number), self._found.lock(number)
         if spec.nbytes < LEAST:
             with lock:
-                small = known.get("contents")
-                if small is None:
-                    small = known["contents"] = self[name]
-            return small
-        there = None if name in self._made else _in_file(self._weights[name])
-        promise = Promise.of(
-            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock, there
-        )
-        if self._promised is not None:
-            self._promised[name] = promise
-        return promise
+                made = known.get("contents")
+                if made is None:
+                    made = known["contents"] = self[name]
+        else:
+            there = None if name in self._made else _in_file(self._weights[name])
+            lent = partial(self.lent, name)
+            made = Promise.of(spec.shape, spec.dtype, lambda: self[name], lent, known, lock, there)
+        self._promised[name] = made
+        return made
 
     @contextmanager
     def lent(self, name: str) -> Iterator[Array]:
@@ -214,6 +218,8 @@ class Constants(Mapping[str, Array]):
         """Release buffers and pages of weight files, once all kernels have packed their weights."""
         self._room = threading.local()
         self._small.clear()
+        if not self._lasting:
+            self._promised.clear()
         forget_made()
         read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
         if read > _MANY:

@@ -122,7 +122,7 @@ class InferenceFamily:
             nodes=whole.nodes[count:],
             tensors={name: whole.tensors[name] for name in before.graph.tensors},
         )
-        lowered.know({node.name: whole.signature(node) for node in lowered.nodes})
+        lowered.know((node.name, whole.signature(node)) for node in lowered.nodes)
         seen, looks = dict(before.seen), dict[int, View]()
         for value, (how, view, terms) in self._views.items():
             if how not in looks:

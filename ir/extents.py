@@ -128,7 +128,8 @@ class Family:
         self._items: dict[str, dict[str, list[Term]]] = {}  # by node: attributes that differ
         self._cut: dict[str, tuple[list[Array], list[Term]]] = {}  # by weight: longest first
         self._checks: dict[str, Ints] = {}  # of values: places of extents, or -1 - extents
-        self._kinds: list[int] = []  # of nodes: which are equal but for what they read and make
+        self._alike: list[int] = []  # of nodes: the first that does the same to equal types
+        self._slots: dict[str, int] = {}  # of values: those of one type, for all extents, have one
         for name in self._inputs:
             self._met(name, graphs)
         self._given = len(self.numbers.columns)
@@ -185,7 +186,7 @@ class Family:
 
     def _match(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
         """Find the names of the first graph's values in the others, and what differs."""
-        first, kinds = graphs[0], dict[Hashable, int]()
+        first = graphs[0]
         for nodes in zip(*(graph.nodes for graph in graphs)):
             node = nodes[0]
             if len({(n.operator, len(n.inputs), len(n.outputs)) for n in nodes}) > 1:
@@ -196,9 +197,6 @@ class Family:
                     self._weight(values, weights)
             if any(n.items != node.items for n in nodes):
                 self._attributes(nodes)
-            said = self._items.get(node.name, {})
-            kind = node.operator, *((n, tuple(said.get(n, ())) or v) for n, v in node.items)
-            self._kinds.append(kinds.setdefault(kind, len(kinds)))
             for values in zip(*(n.outputs for n in nodes)):
                 self._called(values)
                 self._met(values[0], graphs)
@@ -213,6 +211,23 @@ class Family:
                 raise GraphError("a value that is two others found")
             if tuple(names.get(name, name) for name in first.outputs) != graph.outputs:
                 raise GraphError("other outputs found")
+        self._group()
+
+    def _group(self) -> None:
+        """Find the nodes that are alike, so that what is known of a layer is known of the others.
+
+        They say the same, of values of the same types, for all extents.
+        """
+        slots, firsts = dict[Hashable, int](), dict[Hashable, int]()
+        for name, spec in self.graph.tensors.items():
+            shape = self._checks.get(name, tuple(-1 - extent for extent in spec.shape))
+            of = name if name in self._cut else (spec.dtype, shape)
+            self._slots[name] = slots.setdefault(of, len(slots))
+        for place, node in enumerate(self.graph.nodes):
+            said = self._items.get(node.name, {})
+            says = ((n, tuple(said.get(n, ())) or v) for n, v in node.items)
+            reads = [self._slots[name] for name in node.inputs]
+            self._alike.append(firsts.setdefault((node.operator, *says, *reads), place))
 
     def _called(self, values: tuple[str, ...], new: bool = False) -> bool:
         """Record that values of the graphs correspond; return whether they do.
@@ -275,66 +290,49 @@ class Family:
             GraphError: it cannot be derived.
         """
         known, numbers = self.graph, self.given_at(shapes)
-        weights, tensors = dict[str, Array](), dict(known.tensors)
+        specs = dict[int, TensorSpec]()
+        for name in known.tensors.keys() - known.producers.keys():
+            specs.setdefault(self._slots[name], known.tensors[name])
         for name in self._inputs:
-            tensors[name] = replace(tensors[name], shape=shapes[name])
-        nodes, signatures = list(known.nodes[:first]), dict[str, Signature]()
-        # What is known of one layer is known of the others: by kinds, and by objects that are one.
-        items, made = dict[int, Items](), dict[Hashable, Signature]()
-        checked = set[tuple[Ints, int]]()
+            specs[self._slots[name]] = replace(known.tensors[name], shape=shapes[name])
+        weights, lengthened = dict[str, Array](), set(self._cut)
 
-        def check(name: str, spec: TensorSpec) -> None:
-            key = self._checks[name], id(spec)
-            if key not in checked:
+        def lengthen(names: Iterable[str]) -> None:
+            for name in names:
+                weights[name] = self._cut_at(name, numbers)
+                spec = replace(known.tensors[name], shape=weights[name].shape)
+                specs[self._slots[name]] = spec
+                lengthened.discard(name)
+
+        items, made = dict[int, Items](), dict[int, Signature]()
+        for place in dict.fromkeys(self._alike):
+            node = known.nodes[place]
+            if place < first:
+                made[place] = known.signature(node)
+            else:
+                lengthen(lengthened.intersection(node.inputs))
+                if node.name in self._items:
+                    items[place] = self._items_at(node, numbers)
+                    node = node.saying(items[place])
+                made[place] = bound(node, [specs[self._slots[name]] for name in node.inputs])
+            for name, spec in zip(node.outputs, made[place].output_specs):
                 self._check(name, spec.shape, numbers)
-                checked.add(key)
-
-        for node in known.nodes[:first]:
-            for name in node.outputs:
-                check(name, tensors[name])
-        lengthened = set(self._cut)
-        for node, kind in zip(known.nodes[first:], self._kinds[first:]):
-            if not lengthened.isdisjoint(node.inputs):
-                self._lengthen(lengthened.intersection(node.inputs), tensors, weights, numbers)
-                lengthened.difference_update(node.inputs)
-            if node.name in self._items:
-                if kind not in items:
-                    items[kind] = self._items_at(node, numbers)
-                node = node.saying(items[kind])
-            nodes.append(node)
-            key = kind, *(id(tensors[i]) for i in node.inputs)
-            if key not in made:
-                made[key] = bound(node, [tensors[i] for i in node.inputs])
-            signatures[node.name] = made[key]
-            for name, spec in zip(node.outputs, made[key].output_specs):
-                check(name, spec)
-                tensors[name] = spec
-        self._lengthen(lengthened, tensors, weights, numbers)
+                specs.setdefault(self._slots[name], spec)
+        lengthen(set(lengthened))
+        nodes = [
+            node.saying(items[like]) if like in items else node
+            for node, like in zip(known.nodes, self._alike)
+        ]
+        tensors = {name: specs[slot] for name, slot in self._slots.items()}
         found = replace(known, nodes=tuple(nodes), tensors=tensors)
-        found.know(signatures)
+        found.know(zip(known.by_name, map(made.__getitem__, self._alike)))
         return found, weights, numbers
-
-    def _lengthen(
-        self,
-        names: Iterable[str],
-        tensors: dict[str, TensorSpec],
-        weights: dict[str, Array],
-        numbers: list[int],
-    ) -> None:
-        """Cut weights to the lengths that extents need.
-
-        Raises:
-            GraphError: they would have to be longer than any that is known.
-        """
-        for name in names:
-            weights[name] = self._cut_at(name, numbers)
-            tensors[name] = replace(tensors[name], shape=weights[name].shape)
 
     def _cut_at(self, name: str, numbers: list[int]) -> Array:
         """Return a weight cut to the lengths that extents need.
 
         Raises:
-            GraphError: as `_lengthen`.
+            GraphError: it would have to be longer than any that is known.
         """
         arrays, terms = self._cut[name]
         shape = tuple(term.at(numbers) for term in terms)

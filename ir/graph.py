@@ -258,8 +258,8 @@ class Graph:
             self._signatures[node.name] = signature
         return signature
 
-    def know(self, signatures: Mapping[str, Signature]) -> None:
-        """Record the signatures of nodes, by their names."""
+    def know(self, signatures: Iterable[tuple[str, Signature]]) -> None:
+        """Record the signatures of nodes, each with the node's name."""
         self._signatures.update(signatures)
 
     def flops(self, node: Node | None = None) -> float:

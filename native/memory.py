@@ -185,7 +185,7 @@ class Block:
 
     __slots__ = ("address", "keep", "words")
 
-    def __init__(self, words: list[int], keep: tuple[Any, ...]) -> None:
+    def __init__(self, words: list[int] | integers[int], keep: tuple[Any, ...]) -> None:
         self.words = integers("q", words or [0])
         self.keep = keep
         self.address, _ = self.words.buffer_info()

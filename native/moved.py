@@ -9,6 +9,7 @@ memory, such as scratch, is then shared by several entries, which must not run a
 
 from __future__ import annotations
 
+from array import array as integers
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class _Handle(NamedTuple):
 class _Words(NamedTuple):
     """A block, and which of its words move: for each, the place it refers to and the offset."""
 
-    words: list[int]
+    words: integers[int]
     moves: list[tuple[int, int, int]]
 
 
@@ -56,7 +57,7 @@ class Moved:
         if notes.read or any(callable(text) for text in entry.statuses.values()):
             raise FixedError
         self.entry = entry
-        self._promised = [promise_of(array) is not None for array in operands]
+        self._promised = [n for n, array in enumerate(operands) if promise_of(array) is not None]
         self._packed = notes.packed
         self._parts = [_part(each.array, operands) for each in notes.packed]
         there = [*map(_there, operands), *(each.made for each in notes.packed)]
@@ -87,20 +88,23 @@ class Moved:
 
         starts: the addresses of their first elements.
         """
-        there = self._operands(operands)
-        places = [s if one is x else _start(one) for one, x, s in zip(there, operands, starts)]
+        kept: list[Any] = self._operands(operands)
+        places = list(starts)
+        for number in self._promised:
+            places[number] = _start(kept[number])
         if not self._moved(places) <= self._shown:
             return None
-        made = [
-            packed(_like(each.array, operands[of], offset), each.layout, each.make)
-            for each, (of, offset) in zip(self._packed, self._parts)
-        ]
-        places += _starts(made)
-        if not self._fit(made) or not self._moved(places) <= self._shown:
+        if self._packed:
+            made = [
+                packed(_like(each.array, operands[of], offset), each.layout, each.make)
+                for each, (of, offset) in zip(self._packed, self._parts)
+            ]
+            kept += made
+            places += _starts(made)
+            if not self._fit(made) or not self._moved(places) <= self._shown:
+                return None
+        if self._tied and not self._together(places):
             return None
-        if not self._together(places):
-            return None
-        kept: list[Any] = [*there, *made]
         block = self.entry.arguments
         for each in self._moving:
             if isinstance(each, _Handle):
@@ -108,7 +112,7 @@ class Moved:
                 places.append(handle.address)
                 kept.append(handle)
                 continue
-            words = each.words.copy()
+            words = each.words[:]
             for index, place, offset in each.moves:
                 words[index] = places[place] + offset
             block = Block(words, ())
@@ -148,10 +152,11 @@ class Moved:
 
     def _operands(self, operands: Sequence[Array]) -> list[Array | None]:
         """Return the memory of the operands of a call; None where nobody has made it."""
-        return [
-            array if not promised else contents(array) if number in self._used else _there(array)
-            for number, (array, promised) in enumerate(zip(operands, self._promised))
-        ]
+        found = list[Array | None](operands)
+        for number in self._promised:
+            array = operands[number]
+            found[number] = contents(array) if number in self._used else _there(array)
+        return found
 
     def _fit(self, made: Sequence[Array]) -> bool:
         """Return whether what was made of constants can stand for what the first call has."""
@@ -175,7 +180,7 @@ class Moved:
                 self._still(kept)
             elif isinstance(array := getattr(kept, "keep", None), np.ndarray):
                 self._handle(kept, array)
-        words, moves = block.words.tolist(), []
+        words, moves = block.words, []
         for index, word in enumerate(words):
             if word in self._places:
                 place, offset = self._places[word], 0

@@ -129,8 +129,8 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Any:
             continue
         values[name] = value
     if frozen:  # and so without a call of `__setattr__` for each
-        told = ", ".join(f"{name}={value}" for name, value in values.items())
-        lines = [f"self.__dict__.update({told})"] if told else []
+        lines = [f"_held[{name!r}] = {value}" for name, value in values.items()]
+        lines[:0] = ["_held = self.__dict__"] if lines else []
     else:
         lines = [f"self.{name} = {value}" for name, value in values.items()]
     if hasattr(cls, "__post_init__"):
