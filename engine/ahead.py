@@ -28,8 +28,8 @@ from soapstone.engine.sharing import command
 from soapstone.ir import ops
 from soapstone.ir.spec import operators
 from soapstone.kernels import cpu
-from soapstone.native import openmp, teams
 from soapstone.native.entries import MADE, Native
+from soapstone.native.threads import openmp, teams
 from soapstone.system import usable_cores
 
 Progress = Callable[[str, int, int | None], None]  # a stage, how much of it is done, of how much

@@ -24,7 +24,7 @@ import numpy as np
 from soapstone import system
 from soapstone.cache import caches
 from soapstone.cache.environment import environment
-from soapstone.native import openmp
+from soapstone.native.threads import openmp
 
 State = Literal["works", "missing", "off", "broken"]
 _IMPORT_S = 120.0

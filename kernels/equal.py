@@ -1,4 +1,4 @@
-"""Equal calls of one worker, the first of which are bound; others follow (`native.moved`)."""
+"""Equal calls of one worker, the first of which are bound; others follow (`native.relocation`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
 from soapstone.native.arrays import reach, start
 from soapstone.native.memory import LINE
-from soapstone.native.moved import FixedError, Moved
 from soapstone.native.promises import Notes, contents
+from soapstone.native.relocation import FixedError, Relocatable
 from soapstone.records import dataclass
 
 Selected = tuple[str, Entry | None]
@@ -50,16 +50,16 @@ class Equal:
                 name, entry = bind()
             self._first[key] = _First(name, entry, operands, notes)
             return name, entry
-        moved = first.moved((operator, first.name))
-        if moved is None:
+        made = first.relocatable((operator, first.name))
+        if made is None:
             return bind()
-        found = moved.at(operands, starts)
+        found = made.at(operands, starts)
         if found is not None:
             return first.name, found
         with Notes().taken() as notes:
             name, entry = bind()
         if name == first.name and entry is not None:
-            moved.show(entry, operands, notes)
+            made.show(entry, operands, notes)
         return name, entry
 
 
@@ -72,12 +72,12 @@ class _First:
     operands: tuple[Array, ...]
     notes: Notes
     known: bool = False
-    made: Moved | None = None
+    made: Relocatable | None = None
 
-    def moved(self, of: Hashable) -> Moved | None:
+    def relocatable(self, of: Hashable) -> Relocatable | None:
         if not self.known and self.entry is not None:
             with suppress(FixedError):
-                self.made = Moved(of, self.entry, self.operands, self.notes)
+                self.made = Relocatable(of, self.entry, self.operands, self.notes)
         self.known = True
         return self.made
 

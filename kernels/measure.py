@@ -29,9 +29,9 @@ from soapstone.kernels.choices import current
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.locks import Lock
-from soapstone.native import openmp
 from soapstone.native.arrays import strided
 from soapstone.native.memory import call as native_call, run
+from soapstone.native.threads import openmp
 from soapstone.system import preemptions
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again

@@ -31,8 +31,8 @@ from soapstone.native.lanes import (
 )
 from soapstone.native.memory import Array, Block, Entry, address, pack, run
 from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_at, strided_run
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item

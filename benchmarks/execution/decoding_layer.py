@@ -27,8 +27,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native
 from soapstone.native.lanes import I32, I64, LANES, Lanes, load_lanes, prefetch
 from soapstone.native.memory import aligned_array, run
-from soapstone.native.parallel import parallel_for
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for
 from soapstone.system import usable_cores
 
 WIDTH, INNER, BLOCK, LAYERS = 4096, 11008, 128, 2

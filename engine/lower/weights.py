@@ -12,14 +12,14 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from soapstone.engine.lower.attention import joined, with_shared_heads
-from soapstone.engine.lower.branches import grouped
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
-from soapstone.engine.lower.gathers import gathered_in_order
-from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
-from soapstone.engine.lower.rotary import rotated
-from soapstone.engine.lower.windows import windowed
+from soapstone.engine.lower.idioms.attention import joined, with_shared_heads
+from soapstone.engine.lower.idioms.branches import grouped
+from soapstone.engine.lower.idioms.gathers import gathered_in_order
+from soapstone.engine.lower.idioms.norms import grouped as _group_norm, named as _norm
+from soapstone.engine.lower.idioms.rotary import rotated
+from soapstone.engine.lower.idioms.windows import windowed
 from soapstone.ir.analysis.activations import Made, Recogniser, is_exact_factor
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result

@@ -40,7 +40,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.training.guard import LEARNING_RATE, STEP
 from soapstone.mappers import load as load_mapper
-from soapstone.native.openmp import available, set_threads
+from soapstone.native.threads.openmp import available, set_threads
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of
 from soapstone.system import deep_recursion, usable_cores

@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from soapstone.engine.lower.attention_parts import before_swap, unguarded, unrepeated, unscaled
+from soapstone.engine.lower.idioms.attention_parts import (
+    before_swap,
+    unguarded,
+    unrepeated,
+    unscaled,
+)
 from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node

@@ -42,11 +42,12 @@ from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.locks import Lock
-from soapstone.native import openmp, snapshot, teams
+from soapstone.native import snapshot
 from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
 from soapstone.native.files import MappedFile
 from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
+from soapstone.native.threads import openmp, teams
 from soapstone.system import allocate, private_copy
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from soapstone import system
-from soapstone.native.openmp import set_threads
+from soapstone.native.threads.openmp import set_threads
 from soapstone.runtime.machines.machine import Machine
 
 Function = Callable[[], None]

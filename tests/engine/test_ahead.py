@@ -99,7 +99,7 @@ _SHARED = """
 import json, os, signal, sys
 from soapstone.engine import ahead
 every = ahead.kernels()
-small = ("soapstone.native.entries", "soapstone.native.folds", "soapstone.native.moved")
+small = ("soapstone.native.entries", "soapstone.native.folds", "soapstone.native.relocation")
 mine = [n for n, each in enumerate(every) if each.function.__module__ in small]
 told = []
 def progress(stage, done, total):

@@ -21,7 +21,8 @@ import json, os, threading, time
 from soapstone import system
 from soapstone.cache import objects
 from soapstone.engine import sharing
-from soapstone.native import entries, openmp
+from soapstone.native import entries
+from soapstone.native.threads import openmp
 sharing.usable_cores = lambda: 3
 made = sharing.Sharing(["adam", "conv2d", "attention", "adam"])
 predicted = made._kernels()

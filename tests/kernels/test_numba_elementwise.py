@@ -16,7 +16,7 @@ from soapstone.kernels.entry import Call
 from soapstone.native import entries, intrinsics, memory
 from soapstone.native.intrinsics import words
 from soapstone.native.memory import Block
-from soapstone.native.parallel import parallel_for
+from soapstone.native.threads.parallel import parallel_for
 
 Array = np.ndarray[Any, Any]
 

@@ -39,7 +39,8 @@ RAW = {
     "_addressof": {"runtime/executors/mpi/persistent.py"},
     "fromaddress": {"runtime/executors/mpi/persistent.py"},
     "from_address": {
-        *("native/arrays.py", "native/pages.py", "native/cuda/arrays.py", "native/linking.py"),
+        *("native/arrays.py", "native/pages.py", "native/cuda/arrays.py"),
+        "native/threads/linking.py",
     },
     "alloca": {"native/intrinsics.py"},
     "alloca_once": set(),

@@ -120,7 +120,7 @@ WORK = """
     import numpy as np
     import soapstone
     from soapstone import Model, SGD, system
-    from soapstone.native import openmp
+    from soapstone.native.threads import openmp
 
     assert system.core_numbers() is None and system.usable_cores() >= 1
     assert system.resident_bytes() == 0 and system.group_limits() == []

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.native import openmp, teams
-from soapstone.native.linking import replace
+from soapstone.native.threads import openmp, teams
+from soapstone.native.threads.linking import replace
 from soapstone.system import usable_cores
 
 pytestmark = pytest.mark.skipif(not teams.supported(), reason="OpenMP is the system's here")
@@ -335,9 +335,12 @@ def test_a_forked_process_makes_teams_of_its_own() -> None:
 
 
 def test_users_say_how_threads_wait() -> None:
-    code = (
-        "from soapstone.native import openmp, teams; openmp.functions(); print(openmp.described())"
-    )
+    code = """
+        from soapstone.native.threads import openmp
+
+        openmp.functions()
+        print(openmp.described())
+    """
     said = {policy: run(code, OMP_WAIT_POLICY=policy) for policy in ("passive", "ACTIVE", "")}
     assert list(said.values()) == [f"teams awake {ns} ns" for ns in (0, 10_000_000, 80_000)]
 
@@ -357,7 +360,7 @@ def test_threads_that_ask_at_once_prepare_teams_once() -> None:
     """Of two keys of threads' words, functions might each know one of their own."""
     code = """
         import ctypes, os, threading
-        from soapstone.native import openmp, teams
+        from soapstone.native.threads import openmp, teams
 
         keys = []
         made = teams._made
@@ -378,7 +381,7 @@ def test_functions_may_be_loaded_before_teams_are_prepared() -> None:
     """As those who compile all kernels ahead do."""
     code = """
         import ctypes
-        from soapstone.native import openmp
+        from soapstone.native.threads import openmp
 
         loaded = {name: function.address for name, function in openmp.FUNCTIONS.items()}
         assert openmp.functions() == loaded
@@ -391,7 +394,8 @@ def test_a_process_ends_while_a_thread_of_it_runs_regions() -> None:
     """The interpreter frees what it has while the thread, and its members, run on."""
     code = """
         import ctypes, threading, types
-        from soapstone.native import entries, memory, parallel
+        from soapstone.native import entries, memory
+        from soapstone.native.threads import parallel
         from soapstone.system import address
 
         body = types.SimpleNamespace(address=address(ctypes.CDLL(None).sched_yield))

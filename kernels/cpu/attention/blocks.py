@@ -39,7 +39,7 @@ from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p
 from soapstone.native.lanes import LANES, held, pairs_at_once
 from soapstone.native.memory import aligned_array, pack, scratch_array
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _MOST = 4096  # keys, or twice as many halves: more fill the second cache, as a library's do
 _PANEL = WIDTH * LANES

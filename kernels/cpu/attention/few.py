@@ -22,7 +22,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f32p
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _MOST = 8  # queries
 _HIDES = -1e30  # a mask that is less leaves a key no weight beside one that is seen

@@ -27,8 +27,8 @@ from soapstone.native.lanes import (
     store_some,
 )
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import Walk, walk
 
 # form: how rows are turned, of those below. Steps are bytes: to the next pair, from an element to

@@ -29,7 +29,7 @@ from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.entries import Native, noop, sequence
 from soapstone.native.memory import Block, aligned_array, pack
-from soapstone.native.parallel import parallel_for
+from soapstone.native.threads.parallel import parallel_for
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
 WIDEST = 512  # columns of a product of halves

@@ -36,7 +36,7 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p, stack, words
 from soapstone.native.memory import Scratch, aligned_array, pack
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import in_places, memory_order, walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2

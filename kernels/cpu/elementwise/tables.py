@@ -21,8 +21,8 @@ from soapstone.native.entries import native, sequence
 from soapstone.native.intrinsics import u8p
 from soapstone.native.lanes import I8, I64, Lanes, load_lanes, store_lanes, stretch
 from soapstone.native.memory import Scratch, aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 _LEAST = 4096  # bytes: for fewer a table is not worth making

@@ -22,7 +22,7 @@ from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import i32p, i64p, stack, u8p
 from soapstone.native.memory import pack
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 _CHUNK = 128

@@ -28,7 +28,6 @@ from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.lanes import I64, LANES, Lanes, where
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     choose,
     load,
@@ -40,6 +39,7 @@ from soapstone.native.simd import (
     vectorised,
     vmax,
 )
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # The bits of a draw are those of `ir.ops.normalization.dropout.random_bits`.
 _INDEX, _SEED, _STEP, _MIX_1, _MIX_2 = (word - 2**64 for word in (INDEX, SEED, STEP, MIX_1, MIX_2))

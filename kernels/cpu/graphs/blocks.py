@@ -29,8 +29,8 @@ from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import Statuses, aligned_array
-from soapstone.native.parallel import parallel_for
 from soapstone.native.simd import load_first, store
+from soapstone.native.threads.parallel import parallel_for
 
 RUN = 8  # entries of a row in a block from which on blocks pay
 _SOON = 4  # entries of the next row that are asked for while one is summed

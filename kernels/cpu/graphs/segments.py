@@ -16,8 +16,8 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import i64p
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, store_first, vmax
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # `rows` segments of the `entries` rows of x, n floats each, in `parts` parts; x of the gradient is
 # y, and dy is 0 in the other direction.

@@ -24,8 +24,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, sequence
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.memory import Statuses, aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, sum_lanes
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all
 # its `entries` the columns and weights; the rows of x, n floats each, are `columns`. An entry's

@@ -28,7 +28,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, sequence
 from soapstone.native.moves import move, row_at
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 # x: the array that is indexed, y the other, which `gathers` says is the one that is written; wide:

@@ -17,8 +17,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.memory import Block
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.promises import held, lying
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 # wide: ids are int64; y: or dy; step: bytes of a row of the table, which has `rows` of n floats,

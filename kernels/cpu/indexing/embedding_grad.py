@@ -18,8 +18,8 @@ from soapstone.kernels.registry import variant
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.lanes import F32, Lanes
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _rows_of, _table_of = ROWS.at, ROWS.table
 

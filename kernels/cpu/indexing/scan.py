@@ -19,7 +19,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack
 from soapstone.native.moves import copy_run, row_at, zero_run
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together

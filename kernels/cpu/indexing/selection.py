@@ -21,8 +21,8 @@ from soapstone.native.entries import helper, native, noop, routine
 from soapstone.native.intrinsics import f32p, i32p, i64p, stack
 from soapstone.native.lanes import F32, I32, LANES, Lanes, load_lanes, load_some, where
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, max_lanes, splat, vectorised, vmax
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together

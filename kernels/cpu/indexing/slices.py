@@ -25,8 +25,8 @@ from soapstone.native.entries import helper, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, i64p
 from soapstone.native.memory import Block, Statuses, pack
 from soapstone.native.moves import copy_run, move, row_at, zero_run
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.promises import held, lying
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 PUT, ADD, MULTIPLY, MAXIMUM, MINIMUM = range(5)

@@ -12,7 +12,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop
 from soapstone.native.intrinsics import f32p, i32p
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # x_n, x_f and y_n, y_t: strides in bytes; the tables are contiguous.
 TREES = Fields("x y threshold feature yes no comparison roots trees nodes features x_n x_f y_n y_t")

@@ -18,7 +18,7 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import native, sequence
 from soapstone.native.memory import address
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 # wide: starts are int64; size: bytes an element; rows: written to each of `lines` lines of a

@@ -18,8 +18,8 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import splat, store
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 ROW_FLOATS = 16384
 

@@ -20,8 +20,8 @@ from soapstone.native.entries import Native, native, routine
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack
 from soapstone.native.memory import aligned_array
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import choose, load, load_doubles, splat, store, sum_lanes, widen
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 

@@ -25,8 +25,8 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p
 from soapstone.native.lanes import F32, I64, LANES, Lanes, where
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.
 _MIX_1, _MIX_2 = MIX_1 - 2**64, MIX_2 - 2**64

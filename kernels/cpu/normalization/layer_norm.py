@@ -15,7 +15,6 @@ from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     load,
     load_doubles,
@@ -26,6 +25,7 @@ from soapstone.native.simd import (
     sum_lanes,
     widen,
 )
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 # Each is followed by the walk of the rows, of `rank` dims, in what has rows, in the order in which

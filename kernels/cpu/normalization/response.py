@@ -15,8 +15,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, stack
 from soapstone.native.moves import row_at, row_offset
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, splat, store, vectorised, vsqrt
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 # A window reaches from `low` channels before to `high` after. first, count: of the channels made;

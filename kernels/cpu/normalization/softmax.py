@@ -29,8 +29,8 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, routine
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, store_first, vmax
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _KINDS = {"softmax": 0, "log_softmax": 1, "softmax_grad": 2, "log_softmax_grad": 3}

@@ -19,7 +19,7 @@ from typing import Any
 from soapstone import system
 from soapstone.kernels.entry import Declined
 from soapstone.locks import Lock
-from soapstone.native import openmp
+from soapstone.native.threads import openmp
 
 VARIABLE = "SOAPSTONE_ONEDNN"
 OFF = "off"

@@ -32,7 +32,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import Native, native, noop, routine, sequence
 from soapstone.native.intrinsics import i64p, stack
-from soapstone.native.parallel import parallel_for
+from soapstone.native.threads.parallel import parallel_for
 
 _BLOCK_BYTES = 1 << 18  # of gathered windows: they stay in a core's cache
 _MOST_POSITIONS = 1024

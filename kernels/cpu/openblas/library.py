@@ -2,7 +2,7 @@
 
 The wheel `scipy-openblas32` carries it for every platform; one of the system serves too. Products
 are cut over our own threads, so the library is told to use one; where there is no OpenMP to have
-threads of (`native.openmp`), it uses its own.
+threads of (`native.threads.openmp`), it uses its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soapstone import system
-from soapstone.native import openmp
+from soapstone.native.threads import openmp
 
 VARIABLE = "SOAPSTONE_OPENBLAS"
 OFF = "off"

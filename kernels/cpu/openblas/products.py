@@ -22,7 +22,7 @@ from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import fixed_arity
 from soapstone.native.memory import aligned_array
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for
+from soapstone.native.threads.parallel import parallel_for
 
 _ROW_MAJOR, _PLAIN, _TURNED = 101, 111, 112  # values of CBLAS's enumerations
 _PART_FLOPS = 200_000  # that a thread must have to be worth waking

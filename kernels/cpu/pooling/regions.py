@@ -16,7 +16,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 # size: of the images; bins: of a region; ratio: places of a bin along an axis, or 0; most: whether
 # the largest is taken; half: whether places are half a pixel earlier.

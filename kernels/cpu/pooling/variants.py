@@ -38,7 +38,7 @@ from soapstone.kernels.select import select
 from soapstone.native.entries import Native, noop, sequence
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.records import dataclass
 
 _RANKS = (1, 2, 3)

@@ -45,9 +45,9 @@ from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import stack, words
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import Block, aligned_array
-from soapstone.native.parallel import parallel_for
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
+from soapstone.native.threads.parallel import parallel_for
 
 _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
 _ACROSS = AT_ONCE  # columns of a part, at most

@@ -18,8 +18,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, splat, store
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _BLOCK = 64  # channels an item
 

@@ -22,10 +22,10 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import Native, helper, native, sequence
 from soapstone.native.intrinsics import stack, words
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
 from soapstone.native.simd import load, load_first, splat, store, store_first
+from soapstone.native.threads.parallel import parallel_for
 
 _LANES = 16
 _ROOM = 65536  # bytes of the rows that are kept

@@ -27,9 +27,9 @@ from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import stack
 from soapstone.native.lanes import converts_halves
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _LANES = 16
 _LONGEST = 1 << 15  # numbers of a block whose sums of bytes stay within 32 bits

@@ -34,9 +34,9 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, routine, sequence
 from soapstone.native.intrinsics import i16p, i32p, stack, u8p
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
+from soapstone.native.threads.parallel import parallel_for
 from soapstone.records import dataclass
 
 _LANES = 16

@@ -34,9 +34,9 @@ from soapstone.native.copies import copy, copy_now
 from soapstone.native.entries import native, sequence
 from soapstone.native.intrinsics import stack
 from soapstone.native.memory import Address, Block, address, aligned_array, pack
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
 _USUAL = list(READINGS).index("farther")  # where nothing is measured

@@ -31,8 +31,8 @@ from soapstone.native.entries import Native, bind, native, run_entries
 from soapstone.native.intrinsics import address_of, call_entry, i32p, i64p, stack, words
 from soapstone.native.lanes import F32, I64, Lanes
 from soapstone.native.memory import Block, pack
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.records import dataclass
 
 NARROW = 32  # lanes of a formula with many operands

@@ -11,7 +11,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, stack
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _MOST = 1024  # elements of a value, of which a row is on the stack
 

@@ -14,8 +14,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, routine, sequence
 from soapstone.native.intrinsics import f32p, u8p
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import choose, load_first, max_lanes, min_lanes, splat, vmax
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order
 
 _PART = 16_384  # floats: 64 KB

@@ -41,7 +41,6 @@ from soapstone.native.folds import plus, times
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     load_doubles,
     max_lanes,
@@ -51,6 +50,7 @@ from soapstone.native.simd import (
     vmax,
     vmin,
 )
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import in_places, memory_order, merge
 
 _PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end

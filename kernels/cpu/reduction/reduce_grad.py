@@ -18,7 +18,7 @@ from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import pack
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256

@@ -14,7 +14,7 @@ from soapstone.native.entries import native, noop
 from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.memory import pack
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _SUM, _MAX = 0, 1

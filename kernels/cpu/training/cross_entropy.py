@@ -29,8 +29,8 @@ from soapstone.native.entries import bind, helper, native, noop, routine, sequen
 from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.lanes import F32, Lanes
 from soapstone.native.memory import Block, aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _FLOATS = 8192  # of logits, in one item
 _RANGE = {1: "label out of range"}

@@ -15,7 +15,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _BAD_LABEL = 1
 

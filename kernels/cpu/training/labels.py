@@ -13,7 +13,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f32p
-from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _STATUSES = {1: "label out of range"}
 

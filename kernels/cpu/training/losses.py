@@ -25,8 +25,8 @@ from soapstone.native.entries import bind, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, f64p, u8p
 from soapstone.native.lanes import F32, LANES, Lanes, chosen, first, load_lanes, load_some, where
 from soapstone.native.memory import aligned_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import splat, sum_lanes, vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _LOW, _HIGH = (float(np.float32(bound)) for bound in (CLIP, 1 - CLIP))
 

@@ -19,8 +19,8 @@ from soapstone.native.entries import Native, native, noop
 from soapstone.native.intrinsics import f32p, u8p
 from soapstone.native.lanes import Lanes
 from soapstone.native.moves import row_at
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, load_first, splat, store, store_first, vectorised
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 CHUNK = 4096  # floats of a row that one item covers

@@ -21,8 +21,8 @@ from soapstone.native import promises
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.memory import Block, aligned_array, scratch_array
-from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
+from soapstone.native.threads.parallel import parallel_for, useful_threads
 from soapstone.records import dataclass
 
 _LANES = 16

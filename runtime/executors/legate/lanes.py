@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.native.memory import Array, address, aligned, call as native_call
-from soapstone.native.openmp import set_threads
+from soapstone.native.threads.openmp import set_threads
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import TaskError
 from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body

@@ -21,11 +21,12 @@ from soapstone.cache.places import root
 from soapstone.frontend.inference import snapshot_places, snapshots
 from soapstone.frontend.inference.opening import Opening
 from soapstone.kernels.cpu.onednn import library
-from soapstone.native import snapshot, teams
+from soapstone.native import snapshot
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.files import MappedFile
 from soapstone.native.memory import Array, Scratch, aligned_array
+from soapstone.native.threads import teams
 from soapstone.runtime import StoppedError
 
 pytestmark = pytest.mark.skipif(

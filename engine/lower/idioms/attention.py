@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from soapstone.engine.lower.attention_parts import (
+from soapstone.engine.lower.fold import Site
+from soapstone.engine.lower.idioms.attention_parts import (
     before_swap,
     number,
     unguarded,
     unrepeated,
     unscaled,
 )
-from soapstone.engine.lower.fold import Site
 from soapstone.ir.by_extents import by_extents
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.products.attention_lower import shared

@@ -1,4 +1,4 @@
-"""Teams of threads that share out parallel regions as they are worked on (`native.openmp`).
+"""Teams of threads that share out parallel regions as they are worked on (`native.threads.openmp`).
 
 A region is one function that is run for some parts. GNU's library gives each part to one thread, so
 that a region takes as long as its slowest one: where another process computes on one of two cores,

@@ -1,7 +1,8 @@
 """OpenMP, as oneDNN and kernels call it: by names, arguments and results of GNU's library.
 
-On Linux its regions are of teams (`native.teams`), and `adopt` puts the functions in the place of
-GNU's in a library that was compiled to call these. Elsewhere OpenMP is the system's, if it has one.
+On Linux its regions are of teams (`threads/teams.py`), and `adopt` puts the functions in the place
+of GNU's in a library that was compiled to call these. Elsewhere OpenMP is the system's, if it has
+one.
 
 Source: GNU libgomp's manual, "The libgomp ABI"
 """
@@ -19,8 +20,8 @@ from soapstone import system
 from soapstone.locks import Lock
 from soapstone.native.entries import native, routine
 from soapstone.native.intrinsics import POINTER, VOID, calling, i64p
-from soapstone.native.linking import replace
-from soapstone.native.teams import (
+from soapstone.native.threads.linking import replace
+from soapstone.native.threads.teams import (
     ASKED,
     DEPTH,
     LOOP,

@@ -42,7 +42,7 @@ class _Words(NamedTuple):
     moves: list[tuple[int, int, int]]
 
 
-class Moved:
+class Relocatable:
     """Derives entries of equal calls.
 
     Args:
@@ -330,4 +330,4 @@ def _like(array: Array, operand: Array, offset: int) -> Array:
     return np.ndarray(array.shape, array.dtype, flat, offset, array.strides)
 
 
-__all__ = ["FixedError", "Moved"]
+__all__ = ["FixedError", "Relocatable"]

@@ -18,7 +18,7 @@ from soapstone.native.intrinsics import (
     i32p,
 )
 from soapstone.native.memory import NO_STATUSES, Block, Entry, Statuses
-from soapstone.native.openmp import functions
+from soapstone.native.threads.openmp import functions
 
 _WHOLE = Fields("body block items")
 _whole_of = _WHOLE.at
