@@ -36,7 +36,6 @@ from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.memory import Arena
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.alike import Alike
-from soapstone.runtime.tracing.planned import PlannedStep
 
 if TYPE_CHECKING:
     from soapstone.ir.plan import MemoryPlan
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 T = TypeVar("T")
 CARRIED = (Role.PARAMETER, Role.STATE)
-_NONE = np.zeros(0)  # contents that nobody reads
 
 
 @dataclass(frozen=True)
@@ -194,10 +192,10 @@ class Session:
             for name, role in graph.roles.items():
                 if name not in constants:
                     carried = role in CARRIED
-                    regions[name] = self._carry(graph, name) if carried else _region(graph, name)
+                    regions[name] = self._carry(graph, name) if carried else region_of(graph, name)
             for name in lowered.outputs:
                 if name not in constants and name not in regions:
-                    regions[name] = _region(lowered, name)
+                    regions[name] = region_of(lowered, name)
             shared: list[Arena] = []
             if in_turn and self.runtime.borrows and not self.runtime.many_instances:
                 shared = self._share_results(lowered, regions)
@@ -420,44 +418,10 @@ class Session:
         self.runtime.close()
 
 
-def _region(graph: Graph, name: str) -> Region:
+def region_of(graph: Graph, name: str) -> Region:
+    """Return a region of the shape and dtype of a value."""
     spec = graph.tensors[name]
     return Region(spec.shape, spec.dtype, name)
-
-
-def planned_memory(
-    graph: Graph,
-    strategy: Strategy,
-    machine: Machine,
-    contents: Mapping[str, Array] = NOTHING,
-) -> tuple[int, ...]:
-    """Return the bytes that each memory of a machine would hold if a graph were bound on it.
-
-    Nothing is allocated: the launches are analysed and laid out as `Session.bind` does it, so the
-    result equals `Session.used_bytes` after binding. Processors with a node number are those of MPI
-    ranks, each of which owns an equal number of memories.
-
-    contents: of constants by name, from which the images of gathers follow (`engine.images`).
-    Without them the whole gathered value is counted.
-
-    Raises:
-        StrategyError: the strategy is not legal for the graph.
-    """
-    constants = graph.inputs(Role.CONSTANT)
-    prepared, mapper = prepare(graph, strategy, set(constants)), GraphMapper()
-    ranks = {processor.memory for processor in machine.processors if processor.node}
-    step = PlannedStep(machine, mapper, processes=len(ranks) or 1)
-    mapper.adopt(prepared.strategy)
-    lowered = prepared.graph
-    regions = {
-        name: step.hold(_region(lowered, name), live=graph.roles.get(name) not in CARRIED)
-        for name in dict.fromkeys((*graph.roles, *lowered.outputs))
-        if name not in constants
-    }
-    known = dict.fromkeys(constants, _NONE) | dict(contents)
-    images = imaged(prepared, known, machine, range(len(machine.processors)))
-    program_of(prepared, regions, known, Choices(), images).launch(step)
-    return step.nbytes()
 
 
 def program_of(

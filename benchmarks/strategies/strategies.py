@@ -30,28 +30,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import common
 from harness import tabulate
+from training_curves import curves
 
-from soapstone import SGD
-from soapstone.apps.images import lenet
-from soapstone.engine.lower import channels_last
-from soapstone.frontend.data.sets import images
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.ir.graph import Graph
-from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, search
 from soapstone.search.parallel.mcmc import proposals
-from soapstone.search.parallel.mcmc.initial import randomly
 from soapstone.search.parallel.methods import method_named
-from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.system import peak_bytes
 
@@ -104,16 +95,6 @@ MOMENTS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 def model_of(name: str, devices: int) -> Graph:
     app, sizes, each = MODELS[name]
     return graph_of(app, each * devices, sizes=sizes)
-
-
-class Losses(Callback):
-    """Keeps the loss of every step."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_step_end(self, state: TrainingState) -> None:
-        self.losses.append(float(state.loss))
 
 
 class Tables:
@@ -415,49 +396,7 @@ class Tables:
                 }
 
     def curves(self) -> Iterator[Row]:
-        """Train on the local executor; the strategies are for two described devices."""
-        data = images("lenet", (1, 28, 28), 10, 2048, self.given.seed)
-        losses: dict[str, list[float]] = {}
-        for way in ("sequential", *NAMED, "random", "found"):
-            model = lenet.build(64)
-            compiled = {"optimizer": SGD(0.01, momentum=0.9), "loss": "cross_entropy", "cpus": 2}
-            strategy = None
-            if way != "sequential":
-                model.compile(**compiled)
-                strategy = self.chosen(way, model.training_graph)
-            model.compile(**compiled, strategy=strategy)
-            curve = Losses()
-            with model:
-                model.fit(
-                    data.train_x,
-                    data.train_y,
-                    epochs=2,
-                    callbacks=[curve],
-                    shuffle=False,
-                    progress=False,
-                )
-            losses[way] = curve.losses
-            apart = np.abs(np.subtract(curve.losses, losses["sequential"]))
-            yield {
-                "model": "lenet",
-                "strategy": way,
-                "first loss": curve.losses[0],
-                "last loss": curve.losses[-1],
-                "steps": len(curve.losses),
-                "most apart from sequential": float(apart.max()),
-            }
-
-    def chosen(self, way: str, graph: Graph) -> Strategy:
-        machine = load_machine("p100", 2)
-        prepared = prepare(graph, machine)
-        if way == "found":
-            found = search(graph, machine, Options(seconds=5.0)).strategy.configurations
-        else:
-            start = randomly(prepared, 0) if way == "random" else NAMED[way](prepared)
-            settled = Settled(prepared)
-            settled.set(start)
-            found = as_strategy(graph, prepared, settled.configurations(), {}).configurations
-        return Strategy(configurations=found, layouts=channels_last(graph))
+        return curves(self.given.seed)
 
     def scale(self) -> Iterator[Row]:
         devices = self.devices[0] if self.devices else 512

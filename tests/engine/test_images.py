@@ -12,7 +12,7 @@ import pytest
 from soapstone import Adam, Model
 from soapstone.apps.graphs import gat, gcn, sage
 from soapstone.engine.images import Image
-from soapstone.engine.session import planned_memory
+from soapstone.engine.planned_memory import planned_memory
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import Shape, block_model

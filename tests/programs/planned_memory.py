@@ -15,7 +15,7 @@ import numpy as np
 
 from soapstone.engine.measuring import running
 from soapstone.engine.peers import Peers
-from soapstone.engine.session import planned_memory
+from soapstone.engine.planned_memory import planned_memory
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy

@@ -11,7 +11,7 @@ import numpy as np
 
 from soapstone.engine.carry import carry_out
 from soapstone.engine.mapper import check_backing
-from soapstone.engine.session import planned_memory
+from soapstone.engine.planned_memory import planned_memory
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration, Keep
