@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 SMALL = 1024  # raw data below this many bytes is copied out of the file
 _MOST_DEPTH = 100  # of messages in one another, as Protocol Buffers have it
+_SHARED = 64  # bytes at most of an attribute or a type that is read once for all that are the same
 
 # number name:kind, * for a list; a kind that is no scalar is a message's. Other fields are skipped.
 _MESSAGES = {
@@ -119,6 +120,7 @@ def _declared() -> dict[str, Any]:
 
 
 _KINDS = _declared()
+_ALIKE = (_KINDS["Attribute"], _KINDS["Type"])
 
 
 def model_of(data: memoryview) -> Any:
@@ -127,12 +129,12 @@ def model_of(data: memoryview) -> Any:
     Raises:
         OnnxError: they are no such message; gives the place.
     """
-    return _read(_KINDS["Model"](), data, 0, len(data), 0)
+    return _read(_KINDS["Model"](), data, 0, len(data), 0, {})
 
 
 def function_in(data: bytes) -> Any:
     """Return the function that is encoded in some bytes, as `onnx.FunctionProto` has it."""
-    return _read(_KINDS["Function"](), memoryview(data), 0, len(data), 0)
+    return _read(_KINDS["Function"](), memoryview(data), 0, len(data), 0, {})
 
 
 def attribute_value(attribute: Any) -> Any:
@@ -171,8 +173,19 @@ def as_onnx(message: Any, made: onnx.Message) -> Any:
 # Decoding
 
 
-def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
-    """Fill a message with the fields that bytes encode."""
+def _read(
+    message: Any,
+    data: memoryview,
+    at: int,
+    end: int,
+    depth: int,
+    shared: dict[tuple[Any, bytes], Any],
+) -> Any:
+    """Fill a message with the fields that bytes encode.
+
+    shared: attributes and types that were read, which nobody changes: most nodes have those of
+    another.
+    """
     if depth > _MOST_DEPTH:
         raise OnnxError(f"messages more than {_MOST_DEPTH} deep found at byte {at}")
     fields, values, alternatives = message.fields, message.__dict__, message.alternatives
@@ -214,8 +227,18 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
                 if isinstance(kind, str):
                     value = _text(kind, data, at, stop)
                 else:
-                    old = None if many else values.get(name)  # what stands twice is merged
-                    value = _read(old or kind(), data, at, stop, depth + 1)
+                    old = None if many else values.get(name)
+                    key = kind, b""
+                    if kind in _ALIKE and stop - at <= _SHARED and old is None:
+                        key = kind, bytes(data[at:stop])
+                    value = shared.get(key)
+                    if value is None:
+                        value = kind()
+                        if old is not None:  # what stands twice is merged
+                            value.CopyFrom(old)
+                        _read(value, data, at, stop, depth + 1, shared)
+                        if key[1]:
+                            shared[key] = value
                 if many:
                     values.setdefault(name, []).append(value)
                 else:

@@ -126,6 +126,25 @@ def test_what_stands_twice_is_merged_and_the_last_of_a_choice_counts() -> None:
         assert as_onnx(found, onnx.ModelProto()) == expected
 
 
+def test_what_is_merged_with_a_type_that_others_share_leaves_theirs_alone() -> None:
+    value = helper.make_tensor_value_info("x", 1, ["n"])
+    more = onnx.ValueInfoProto()
+    more.type.tensor_type.shape.dim.add(dim_value=5)
+    both = onnx.ValueInfoProto()
+    both.ParseFromString(value.SerializeToString() + more.SerializeToString())
+    graph = b"".join(
+        b"\x5a" + bytes([len(data)]) + data  # an input
+        for data in (
+            value.SerializeToString(),
+            value.SerializeToString() + more.SerializeToString(),
+            value.SerializeToString(),
+        )
+    )
+    data = b"\x3a" + bytes([len(graph)]) + graph
+    expected = onnx.ModelProto(graph=onnx.GraphProto(input=[value, both, value]))
+    assert as_onnx(model_of(memoryview(data)), onnx.ModelProto()) == expected
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 50, 51, 52, 127, 1000, 30_000])
 def test_long_lists_that_are_not_packed(count: int) -> None:
     random = np.random.default_rng(count)
