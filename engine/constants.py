@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -101,9 +101,6 @@ class Constants(Mapping[str, Array]):
         found: what kernels have made of constants of the same model.
         others, same: constants of another graph, and the names whose contents are the same there.
 
-    Attributes:
-        read_bytes: the bytes of all that was computed or read so far.
-
     Raises:
         DataError: the results of the prologue exceed the limit on memory.
     """
@@ -118,20 +115,14 @@ class Constants(Mapping[str, Array]):
         same: Set[str] = frozenset(),
     ) -> None:
         self._others, self._same = others, same
-        self._weights = weights
-        self._prologue = prologue
         self._found = found or Found()
+        self._contents = _Contents(weights, prologue, self._found)
         self._promised: dict[str, Array] = {}  # one of each: operators of many layers may read it
         self._lasting = False
-        self._small: dict[str, Array] = {}  # what was computed on the way, until kernels are bound
         self._numbers = {name: self._found.weight(array) for name, array in weights.items()}
         for node in prologue.nodes:
             inputs = tuple(self._numbers[name] for name in node.inputs)
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
-        self._made = prologue.producers
-        self.read_bytes = self._told_bytes = 0
-        self._one_large = threading.RLock()
-        self._room = threading.local()  # where a processor's thread copies what is not aligned
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -140,19 +131,23 @@ class Constants(Mapping[str, Array]):
         """What kernels have made of constants."""
         return self._found
 
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of all that was computed or read so far."""
+        return self._contents.read_bytes
+
     def __contains__(self, name: object) -> bool:
-        return name in self._made or name in self._weights
+        return name in self._contents.made or name in self._contents.weights
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._made
-        yield from self._weights
+        yield from self._contents.made
+        yield from self._contents.weights
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._weights)
+        return len(self._contents.made) + len(self._contents.weights)
 
     def __getitem__(self, name: str) -> Array:
-        made = np.require(self._value(name, resident), requirements=["C", "A"])
-        return made if name in self._made and made.flags.writeable else shared(made)
+        return self._contents.of(name)
 
     def keep_promises(self) -> None:
         """Keep the promise of each constant from now on: many graphs will be bound to them."""
@@ -165,8 +160,8 @@ class Constants(Mapping[str, Array]):
         made = self._promised.get(name)
         if made is not None:
             return made
-        spec = self._like(name)
-        number = self._numbers[name]
+        contents, number = self._contents, self._numbers[name]
+        spec = contents.like(name)
         known, lock = self._found.known(number), self._found.lock(number)
         if spec.nbytes < LEAST:
             with lock:
@@ -174,27 +169,64 @@ class Constants(Mapping[str, Array]):
                 if made is None:
                     made = known["contents"] = self[name]
         else:
-            there = None if name in self._made else _in_file(self._weights[name])
-            lent = partial(self.lent, name)
-            made = Promise.of(spec.shape, spec.dtype, lambda: self[name], lent, known, lock, there)
+            there = None if name in contents.made else _in_file(contents.weights[name])
+            made = Promise.of(
+                *(spec.shape, spec.dtype, partial(contents.of, name), partial(contents.lent, name)),
+                *(known, lock, there),
+            )
         self._promised[name] = made
         return made
 
-    @contextmanager
-    def lent(self, name: str) -> Iterator[Array]:
+    def lent(self, name: str) -> AbstractContextManager[Array]:
         """Yield a constant's contents for reading inside the block, in place where possible.
 
         Data of a file that are not aligned are copied to a buffer that is reused, unless their
         contents are in memory already. Only one large constant is lent at a time.
         """
+        return self._contents.lent(name)
+
+    def bound(self) -> None:
+        """Release buffers and pages of weight files, once all kernels have packed their weights."""
+        self._contents.bound()
+        if not self._lasting:
+            self._promised.clear()
+
+
+class _Contents:
+    """The contents of `Constants`, which promises keep.
+
+    It has none of the promises itself: an array does not show the collector of garbage what keeps
+    its memory, so what is in such a circle would stay for good, with the file that it reads.
+
+    Attributes:
+        weights: by name. made: what makes the others.
+        read_bytes: of all that was computed or read so far.
+    """
+
+    def __init__(self, weights: Mapping[str, Array], prologue: Graph, found: Found) -> None:
+        self.weights, self.made, self.read_bytes = weights, prologue.producers, 0
+        self._prologue, self._found = prologue, found
+        self._small: dict[str, Array] = {}  # what was computed on the way, until kernels are bound
+        self._told_bytes = 0
+        self._one_large = threading.RLock()
+        self._room = threading.local()  # where a processor's thread copies what is not aligned
+
+    def of(self, name: str) -> Array:
+        """Return a constant."""
+        made = np.require(self._value(name, resident), requirements=["C", "A"])
+        return made if name in self.made and made.flags.writeable else shared(made)
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[Array]:
+        """Yield a constant's contents; see `Constants.lent`."""
         read: list[Array] = []
-        nbytes = self._like(name).nbytes
+        nbytes = self.like(name).nbytes
 
         def weight(array: Array) -> Array:
             contents = self._found.known(self._found.weight(array)).get("contents")
             if contents is not None:
                 return contents
-            if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
+            if array.flags.aligned or name in self.made or not array.flags.c_contiguous:
                 read.append(array)
                 return np.require(array, requirements=["C", "A"])
             room: Array = getattr(self._room, "bytes", _NONE)
@@ -215,33 +247,31 @@ class Constants(Mapping[str, Array]):
             let_go(array)
 
     def bound(self) -> None:
-        """Release buffers and pages of weight files, once all kernels have packed their weights."""
+        """Release buffers and pages; see `Constants.bound`."""
         self._room = threading.local()
         self._small.clear()
-        if not self._lasting:
-            self._promised.clear()
         forget_made()
         read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
         if read > _MANY:
-            files = {id(base): base for base in map(mapping, self._weights.values())}
+            files = {id(base): base for base in map(mapping, self.weights.values())}
             for base in files.values():
                 if base is not None:
                     let_go(np.frombuffer(base, np.uint8))
             give_back_freed()  # what weights were before they were packed
 
-    def _like(self, name: str) -> TensorSpec | Array:
+    def like(self, name: str) -> TensorSpec | Array:
         """Return an object with the shape and dtype of a constant."""
-        return self._prologue.tensors[name] if name in self._made else self._weights[name]
+        return self._prologue.tensors[name] if name in self.made else self.weights[name]
 
     def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
         """Return a constant, computed from weights that `weight` has prepared for reading."""
-        if name in self._made:
-            weights = self._weights
+        if name in self.made:
+            weights = self.weights
             made = determined(
                 self._prologue, name, lambda other: weight(weights[other]), self._small
             )
         else:
-            made = weight(self._weights[name])
+            made = weight(self.weights[name])
         self.read_bytes += made.nbytes
         return made
 

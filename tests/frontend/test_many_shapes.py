@@ -1,4 +1,4 @@
-"""What a session keeps of ever more shapes of inputs: so much, and no more with the next shapes."""
+"""What a session keeps of ever more shapes of inputs, and what sessions leave that are closed."""
 
 from __future__ import annotations
 
@@ -114,3 +114,29 @@ def test_machine_code_is_kept_of_the_last_shapes(
     bound = service.session.serial.bounds.most * 8  # of one shape: fewer
     service.close()
     assert 0 < found <= 4 * kinds + bound
+
+
+@pytest.mark.parametrize("name", ["images", "texts", "bytes", "points", "decoder"])
+def test_sessions_that_are_closed_leave_nothing(name: str) -> None:
+    """A circle that passes through an array's memory would, since no collector follows it."""
+    pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
+
+    def serve() -> None:
+        for service in services():
+            if service.name == name:
+                for number in range(6):
+                    feeds = service.ask(np.random.default_rng(number))
+                    if name == "decoder":
+                        service.session.generate(feeds["ids"], 3)
+                    else:
+                        service.session.run(feeds)
+                service.session.settle()
+            service.close()
+
+    serve()
+    objects, _ = _left()
+    sessions = 3
+    for _ in range(sessions):
+        serve()
+    grown = {what: n for what, n in (_left()[0] - objects).items() if n >= sessions}
+    assert not grown

@@ -17,7 +17,7 @@ from helpers.session_runs import assert_near, ran
 
 from soapstone import InferenceSession, Model
 from soapstone.cache.places import root
-from soapstone.engine.constants import Constants
+from soapstone.engine.constants import _Contents
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import fold_weights, lower, split_constants, views
 from soapstone.errors import DataError
@@ -315,19 +315,19 @@ def test_weights_are_read_one_at_a_time_and_not_for_another_batch(
         x = model.relu(model.batch_norm(model.conv2d(x, 24, kernel=3, padding=1, bias=False)))
     model.output(model.dense(model.flatten(x), 40))
     weights, reads = weights_of(model.graph), list[str]()
-    alive: list[tuple[Constants, weakref.ref[Array]]] = []
-    of = Constants._value
+    alive: list[tuple[_Contents, weakref.ref[Array]]] = []
+    of = _Contents._value
 
-    def read(constants: Constants, name: str, weight: Callable[[Array], Array]) -> Array:
-        made = of(constants, name, weight)
-        if made.nbytes >= shared.LEAST and constants._weights.keys() <= weights.keys():
-            others = [each() for whose, each in alive if whose is constants]
+    def read(contents: _Contents, name: str, weight: Callable[[Array], Array]) -> Array:
+        made = of(contents, name, weight)
+        if made.nbytes >= shared.LEAST and contents.weights.keys() <= weights.keys():
+            others = [each() for whose, each in alive if whose is contents]
             assert all(each is None for each in others), "more than one weight at once"
             reads.append(name)
-            alive.append((constants, weakref.ref(made)))
+            alive.append((contents, weakref.ref(made)))
         return made
 
-    monkeypatch.setattr(Constants, "_value", read)
+    monkeypatch.setattr(_Contents, "_value", read)
     with InferenceSession(model, weights, threads=1, tune=False) as session:
         for size in (6, 7, 9):
             inputs = inputs_of(model.build(size))
