@@ -124,7 +124,7 @@ def measure(
         try:
             session.run(inputs)
         except ValueError as error:
-            left = _symbolic(session) - set(dims or {})
+            left = _symbolic(session, dims or {}) - set(dims or {})
             if arrays is not None or not left:
                 raise
             names = ", ".join(sorted(left))
@@ -184,14 +184,15 @@ def asked(
     return times, time.perf_counter() - began
 
 
-def _symbolic(session: InferenceSession) -> set[str]:
-    """Return the names of the symbolic dims of a session's inputs."""
-    return {d for field in session.inputs for d in field.shape if isinstance(d, str)}
+def _symbolic(session: InferenceSession, dims: Mapping[str, int]) -> set[str]:
+    """Return the names of the symbolic dims of a session's inputs, and of ranks to be given."""
+    inputs = (*session.inputs, *(field.with_rank(dims) for field in session.inputs))
+    return {d for field in inputs for d in field.symbolic}
 
 
 def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Array]:
     """Return arrays for the inputs of a session."""
-    symbolic = _symbolic(session)
+    symbolic = _symbolic(session, dims)
     for name in dims:
         if name not in symbolic:
             have = ", ".join(sorted(symbolic)) or "none"
@@ -201,7 +202,10 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
     for field in session.inputs:
         if field.holds:
             raise DataError(f"input {field} found, of which none is drawn; arrays needed")
-        shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in field.shape]
+        if field.open_rank is not None and field.open_rank not in dims:
+            raise DataError(f"input {field}: its rank is needed, as --dim {field.open_rank}=N")
+        axes = field.with_rank(dims).shape
+        shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in axes]
         array = blank(shape, field.dtype).copy()
         if kind_of(array.dtype) == "f":
             array[...] = random.standard_normal(shape)

@@ -69,8 +69,9 @@ class SessionStrategy:
         arrays = {}
         for each in source.inputs:
             told = strategy.inputs.get(each.name, each.shape)
-            whole = told if len(told) == len(each.shape) else each.shape
-            mixed = [a if isinstance(a, int) else b for a, b in zip(each.shape, whole)]
+            axes = each.axes(len(told))
+            whole = told if len(told) == len(axes) else axes
+            mixed = [a if isinstance(a, int) else b for a, b in zip(axes, whole)]
             extents = [extent for extent in mixed if isinstance(extent, int)]
             if len(extents) < len(mixed):
                 return  # the graph is known when it first runs

@@ -156,8 +156,9 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     models that have no graph for others.
     """
     extents = dict[Dim, int]()
-    for field in source.inputs:
-        extents |= zip(field.shape, given[field.name].shape)
+    axes = {field.name: field.axes(given[field.name].ndim) for field in source.inputs}
+    for name, dims in axes.items():
+        extents |= zip(dims, given[name].shape)
     named: dict[Dim, int] = {d: n for d, n in extents.items() if isinstance(d, str)}
     single = {d: n for d, n in named.items() if n == 1 or d == source.rows}
     several = {d: n for d, n in named.items() if d not in single}
@@ -169,8 +170,8 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
             extent = _between(n, turn * (number + 2) + number, least, most)
             made[d] = max(multiples, extent // multiples * multiples)
         shapes = {
-            field.name: tuple(made.get(d, n) for d, n in zip(field.shape, given[field.name].shape))
-            for field in source.inputs
+            name: tuple(made.get(d, n) for d, n in zip(dims, given[name].shape))
+            for name, dims in axes.items()
         }
         return shapes_of(given, shapes)
 

@@ -182,7 +182,10 @@ class Snapshot:
     @property
     def is_asked_again(self) -> bool:
         """Whether it has answered so often that other shapes may come too, if the model has any."""
-        varies = any(type(dim) is not int for each in self.source.inputs for dim in each.shape)
+        varies = any(
+            not each.ranked or any(type(dim) is not int for dim in each.shape)
+            for each in self.source.inputs
+        )
         return varies and self._answers >= _AGAIN
 
     @property
@@ -316,7 +319,7 @@ class Keeper:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
-        fields = [(each.name, each.dtype, each.shape, each.holds) for each in source.inputs]
+        fields = [(e.name, e.dtype, e.shape, e.holds, e.ranked) for e in source.inputs]
         model = source.name, tuple(fields), tuple(bound.results)
 
         def keep() -> None:

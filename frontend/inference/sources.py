@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_texts
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.tensor import Array, Role
-from soapstone.records import dataclass
+from soapstone.records import dataclass, replace
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -36,17 +36,42 @@ class Field:
         shape: a number, a symbolic name or None for each axis.
         holds: ("sequence",) for a list of tensors of any shape, ("optional",) for a value that may
             be None, or both, the outer one first.
+        ranked: whether it is known how many axes there are; if not, shape is empty.
     """
 
     name: str
     dtype: str
     shape: Dims
     holds: tuple[str, ...] = ()
+    ranked: bool = True
 
     def __str__(self) -> str:
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
-        dims = "..." if self.holds else dims
+        dims = dims if self.ranked else "..."
         return f"{self.name}: {''.join(f'{each} ' for each in self.holds)}{self.dtype}[{dims}]"
+
+    @property
+    def open_rank(self) -> str | None:
+        """The name under which extents give the rank that is not known, such as "x.rank"."""
+        return None if self.ranked or self.holds else f"{self.name}.rank"
+
+    @property
+    def symbolic(self) -> tuple[str, ...]:
+        """The names of what extents give: of symbolic dims, or of the rank."""
+        if self.open_rank is not None:
+            return (self.open_rank,)
+        return tuple(dim for dim in self.shape if isinstance(dim, str))
+
+    def axes(self, rank: int) -> Dims:
+        """Return its shape where it has `rank` axes; of an unknown rank, those are x.0, x.1, ..."""
+        if self.open_rank is None:
+            return self.shape
+        return tuple(f"{self.name}.{axis}" for axis in range(rank))
+
+    def with_rank(self, extents: Mapping[str, int]) -> Self:
+        """Return it with the rank that extents give, if its own is not known."""
+        rank = extents.get(self.open_rank) if self.open_rank is not None else None
+        return self if rank is None else replace(self, shape=self.axes(rank), ranked=True)
 
 
 def _no_file() -> None:
@@ -114,8 +139,9 @@ class Source:
                 given[field.name] = _held(inputs[field.name], field, field.holds, where)
                 continue
             array = _as_array(inputs[field.name], field, f"{label}: input {field.name!r}")
-            fits = len(array.shape) == len(field.shape) and all(
-                not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
+            axes = field.axes(array.ndim)
+            fits = array.ndim == len(axes) and all(
+                not isinstance(d, int) or d == extent for d, extent in zip(axes, array.shape)
             )
             dtype = TEXT if field.dtype == TEXT else array.dtype.name
             if dtype != field.dtype or not fits:
@@ -157,7 +183,7 @@ class Source:
             found.source.files.add(file)
         return Source(
             found.name,
-            tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),
+            found.inputs,
             tuple(v.name for v in found.outputs),
             partial(_of_onnx, found),
             lambda: found.weights,

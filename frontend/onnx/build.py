@@ -82,7 +82,7 @@ class Importer:
         self._wanted = wanted
         self.generators = generators
         self.emitter = Emitter(source, keep, wanted, folds_all=generators is not None)
-        symbolic = any(isinstance(d, str) for each in source.inputs for d in each.shape)
+        symbolic = any(each.symbolic for each in source.inputs)
         self._lasting = purpose == "lasting" and symbolic
         self.purpose = purpose
         self._steps = 0
@@ -124,6 +124,12 @@ class Importer:
 
     def _input(self, declared: Declared) -> Value:
         _check_tensor("input", declared)
+        declared = declared.with_rank(self._dims)
+        if (rank := declared.open_rank) is not None:
+            raise UnboundError(
+                f"input {declared.name!r}: its rank is not known; it is needed in dims as {rank!r}",
+                dims=(rank,),
+            )
         shape = []
         for axis, extent in enumerate(declared.shape):
             if isinstance(extent, str):

@@ -123,8 +123,8 @@ def _built(
 def _cuts(model: OnnxModel, dims: Mapping[str, int]) -> tuple[str, ...]:
     """Return where a session would cut a model first, dims without an extent being 1."""
     given = {}
-    if any(declared.holds for declared in model.inputs):
-        return ()  # how many tensors there are is told by a run
+    if not all(declared.ranked for declared in model.inputs):
+        return ()  # how many tensors or axes there are is told by a run
     for declared in model.inputs:
         shape = [each if isinstance(each, int) else dims.get(each, 1) for each in declared.shape]
         given[declared.name] = blank(shape, declared.dtype)

@@ -60,14 +60,14 @@ class OnnxModel:
         self._last: deque[dict[str, Array]] = deque(maxlen=_GRAPHS)  # constants of each graph
         self._named: Counter[str] = Counter()  # names made of each label, none of them twice
         self._lock = threading.Lock()
-        unknown = set(dims) - {d for i in source.inputs for d in i.shape if isinstance(d, str)}
-        if unknown:
-            known = dict.fromkeys(d for i in source.inputs for d in i.shape if isinstance(d, str))
+        inputs = [each.with_rank(dims) for each in source.inputs]
+        known = dict.fromkeys(d for i in (*source.inputs, *inputs) for d in i.symbolic)
+        if unknown := dims.keys() - known.keys():
             have = ", ".join(known) or "none"
             raise OnnxError(f"dims: {sorted(unknown)[0]!r} found; symbolic dims are {have}")
         self._inputs = tuple(
             replace(each, shape=tuple(self._dims.get(str(d), d) for d in each.shape))
-            for each in source.inputs
+            for each in inputs
         )
 
     @property
@@ -108,9 +108,8 @@ class OnnxModel:
 
     @property
     def symbolic(self) -> tuple[str, ...]:
-        """The names of the symbolic dims of the inputs."""
-        found = (d for declared in self.inputs for d in declared.shape if isinstance(d, str))
-        return tuple(dict.fromkeys(found))
+        """The names of the symbolic dims of the inputs, and of ranks that are not known."""
+        return tuple(dict.fromkeys(d for declared in self.inputs for d in declared.symbolic))
 
     @property
     def weights(self) -> Mapping[str, Array]:
@@ -119,7 +118,7 @@ class OnnxModel:
             return MappingProxyType({**self._source.weights, **dict(self._constants.items())})
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the extents of the symbolic dims for these shapes of the inputs.
+        """Return the extents of the symbolic dims, and open ranks, for these shapes of the inputs.
 
         Raises:
             OnnxError: a shape is missing or does not fit the declared one, or two extents of a dim
@@ -133,11 +132,12 @@ class OnnxModel:
             shape = shapes.get(declared.name)
             if shape is None:
                 raise OnnxError(f"{where} is missing")
-            if len(shape) != len(declared.shape):
-                raise OnnxError(
-                    f"{where}: shape {tuple(shape)} found; rank {len(declared.shape)} needed"
-                )
-            for axis, (found, needed) in enumerate(zip(shape, declared.shape)):
+            if declared.open_rank is not None:
+                dims[declared.open_rank] = len(shape)
+            axes = declared.axes(len(shape))
+            if len(shape) != len(axes):
+                raise OnnxError(f"{where}: shape {tuple(shape)} found; rank {len(axes)} needed")
+            for axis, (found, needed) in enumerate(zip(shape, axes)):
                 extent = dims.setdefault(needed, found) if isinstance(needed, str) else needed
                 if extent != found:
                     named = f" ({needed})" if isinstance(needed, str) else ""

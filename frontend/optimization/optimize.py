@@ -295,18 +295,23 @@ def taken(
     if isinstance(model, Graph):
         return model, dict(weights), {}
     source = Source.of(model, weights)
-    batch = {dim: batch_size for each in source.inputs for dim in each.shape[:1]}
+    inputs = [each.with_rank(dims) for each in source.inputs]
+    batch = {dim: batch_size for each in inputs for dim in each.shape[:1]}
     if batch_size != 1 and all(isinstance(dim, int) and dim != batch_size for dim in batch):
-        have = ", ".join(f"{each.name!r} of shape {each.shape}" for each in source.inputs) or "none"
+        have = ", ".join(f"{each.name!r} of shape {each.shape}" for each in inputs) or "none"
         raise DataError(f"batch size {batch_size:,} found; the model has inputs {have}")
     extents: dict[Any, int] = {**batch, **dims}
-    known_dims = [dim for each in source.inputs for dim in each.shape if isinstance(dim, str)]
+    known_dims = [dim for each in (*source.inputs, *inputs) for dim in each.symbolic]
     if unknown := sorted(dims.keys() - set(known_dims)):
         have = ", ".join(dict.fromkeys(known_dims)) or "none"
         raise DataError(f"dims: {unknown[0]!r} found; symbolic dims are {have}")
     shapes: dict[str, Array] = {}
     frozen: dict[str, int] = {}
-    for each in source.inputs:
+    for each in inputs:
+        if each.open_rank is not None:
+            raise DataError(
+                f"input {each}: its rank is needed, from dims (--dim {each.open_rank}=N)"
+            )
         shape: list[int] = []
         for axis, dim in enumerate(each.shape):
             extent = dim if isinstance(dim, int) else extents.get(dim)

@@ -217,7 +217,7 @@ class Samples:
             array = self._arrays.get(field.name)
             if array is None:
                 raise DataError(f"calibration: input {field.name!r} is missing; {field} needed")
-            if array.ndim == 0 or array.ndim != len(field.shape):
+            if array.ndim == 0 or array.ndim != len(field.axes(array.ndim)):
                 raise DataError(
                     f"calibration: input {field.name!r} has shape {array.shape}; samples of"
                     f" {field} needed"
@@ -234,7 +234,7 @@ class Samples:
 
     @staticmethod
     def _batch(fields: Sequence[Field], wanted: int | None, count: int) -> int:
-        fixed = {field.shape[0] for field in fields if isinstance(field.shape[0], int)}
+        fixed = {dim for field in fields for dim in field.shape[:1] if isinstance(dim, int)}
         if len(fixed) > 1:
             raise DataError(f"model: inputs of {sorted(fixed)} samples found; one number needed")
         size = int(next(iter(fixed))) if fixed else min(wanted or _BATCH, max(count, 1))

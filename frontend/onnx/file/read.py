@@ -18,6 +18,7 @@ import numpy as np
 
 from soapstone.dtypes import kind_of
 from soapstone.files import reason
+from soapstone.frontend.inference.sources import Field
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import model_of
 from soapstone.frontend.onnx.file.schema import newest_opset
@@ -36,23 +37,13 @@ LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declared(Field):
     """An input or output as the file declares it; a symbolic dim is its name.
 
-    ranked: whether the file says how many axes there are, which of outputs it need not.
-    holds: what it is around tensors of this type, from the outside in: "optional", "sequence"; of
-        their extents nothing is said.
+    Of the extents of what `holds` tensors nothing is said, nor how many axes they have.
     """
 
-    name: str
-    dtype: str
     shape: tuple[int | str, ...]
-    ranked: bool = True
-    holds: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        shape = ", ".join(map(str, self.shape)) if self.ranked else "..."
-        return f"{self.name}: {''.join(f'{each} ' for each in self.holds)}{self.dtype}[{shape}]"
 
 
 @dataclass(frozen=True)
@@ -295,10 +286,8 @@ def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
     dtype = dtype_of(tensor.elem_type, where)
     if holds:
         return Declared(value.name, dtype, (), ranked=False, holds=tuple(holds))
-    if what == "output" and not tensor.HasField("shape"):
-        return Declared(value.name, dtype, (), ranked=False)
     if not tensor.HasField("shape"):
-        raise UnsupportedError(f"{where}: its rank is not given")
+        return Declared(value.name, dtype, (), ranked=False)
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.HasField("dim_value"):
