@@ -19,6 +19,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     recurrent,
     reduction,
     sampling,
+    scan,
     signal,
     text,
     training,

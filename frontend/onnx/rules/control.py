@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,101 +60,16 @@ def loop(n: Call) -> Any:
                 raise UnsupportedError("sequences cannot be collected")
             part.append(value)
         trip += 1
-    return [*states, *(_stacked(n, parts) for parts in collected)]
+    return [*states, *(stacked(n, parts) for parts in collected)]
 
 
-def _stacked(n: Call, parts: list[Value], axis: int = 0) -> Value:
+def stacked(n: Call, parts: list[Value], axis: int = 0) -> Value:
     if not parts:
         raise UnsupportedError("the results of a loop without trips are not supported")
     shape = parts[0].shape
     column = (*shape[:axis], 1, *shape[axis:])
     rows = [n.reshape(part, column) for part in parts]
     return n("concat", *rows, axis=axis) if len(rows) > 1 else rows[0]
-
-
-@rule("Scan")
-def scan(n: Call) -> Any:
-    """Unroll a scan over its inputs' extents."""
-    body, count = n.attribute("body"), n.attribute("num_scan_inputs", 0)
-    if n.version < 9:
-        return _scan_of_samples(n)
-    values = n.values()
-    states: list[Slot] = list(values[: len(values) - count])
-    inputs = values[len(values) - count :]
-    outputs = len(body.output) - len(states)
-
-    def listed(name: str, number: int) -> list[int]:
-        found = list(n.attribute(name) or (0,) * number)
-        if len(found) != number:
-            raise OnnxError(f"attribute {name!r} has {len(found)} numbers, {number} needed")
-        return found
-
-    if count < 1 or outputs < 0:
-        raise OnnxError("1 scanned input or more needed")
-    axes = [n.axis_of(a, v.rank) for a, v in zip(listed("scan_input_axes", count), inputs)]
-    back = listed("scan_input_directions", count)
-    trips = {value.shape[axis] for value, axis in zip(inputs, axes)}
-    if len(trips) != 1 or max(trips) > MOST_TRIPS:
-        raise UnsupportedError(f"scanned extents {sorted(trips)} found; one, not too large, needed")
-    states, collected = _scanned(n, states, inputs, axes, back)
-    down_out = listed("scan_output_directions", outputs)
-    out_axes = listed("scan_output_axes", outputs)
-    stacked = []
-    for rows, down, axis in zip(collected, down_out, out_axes):
-        rank = rows[0].rank + 1 if rows else 1
-        stacked.append(_stacked(n, rows[::-1] if down else rows, n.axis_of(axis, rank)))
-    return [*states, *stacked]
-
-
-def _scanned(
-    n: Call,
-    states: list[Slot],
-    inputs: Sequence[Value],
-    axes: Sequence[int],
-    back: Sequence[int],
-) -> tuple[list[Slot], list[list[Value]]]:
-    """Return the last states of a scan, and what each trip adds to each output."""
-    body = n.attribute("body")
-    total = inputs[0].shape[axes[0]]
-    collected: list[list[Value]] = [[] for _ in range(len(body.output) - len(states))]
-    for trip in range(total):
-        parts = []
-        for value, axis, down in zip(inputs, axes, back):
-            place = total - 1 - trip if down else trip
-            parts.append(n.row(value, axis, place))
-        made = n.importer.subgraph(body, n.scope, (*states, *parts), "body")
-        states = made[: len(states)]
-        for place, result in enumerate(made[len(states) :]):
-            if not isinstance(result, Value):
-                raise UnsupportedError("sequences cannot be collected")
-            collected[place].append(result)
-    return states, collected
-
-
-def _scan_of_samples(n: Call) -> Any:
-    """Scan as opset 8 has it: along axis 1, each sample of axis 0 by itself."""
-    if n.has(0):
-        raise UnsupportedError("input 0, lengths of sequences, is not supported")
-    count = n.attribute("num_scan_inputs", 0)
-    values = [n.value(position) for position in range(1, len(n))]
-    states, inputs = values[: len(values) - count], values[len(values) - count :]
-    back = list(n.attribute("directions") or (0,) * count)
-    extents = {value.shape[:2] for value in inputs}
-    if count < 1 or len(back) != count or len(extents) != 1 or min(v.rank for v in values) < 1:
-        raise OnnxError(f"scanned extents {sorted(extents)} found; one of samples and trips needed")
-    ((samples, trips),) = extents
-    if samples * trips > MOST_TRIPS or not samples:
-        raise UnsupportedError(f"{samples} samples of {trips} trips; 1 to {MOST_TRIPS} needed")
-    made: list[list[Value]] = []
-    for sample in range(samples):
-        own = [n.row(value, 0, sample) for value in inputs]
-        begun: list[Slot] = [n.row(value, 0, sample) for value in states]
-        ends, collected = _scanned(n, begun, own, [0] * count, back)
-        tensors = [end for end in ends if isinstance(end, Value)]
-        if len(tensors) != len(ends):
-            raise UnsupportedError("states that are sequences")
-        made.append([*tensors, *(_stacked(n, rows) for rows in collected)])
-    return [_stacked(n, list(rows)) for rows in zip(*made)]
 
 
 # Sequences: known lists of values
@@ -253,7 +167,7 @@ def concat_from_sequence(n: Call) -> Value:
     new = bool(n.attribute("new_axis", 0))
     axis = n.axis_of(n.attribute("axis"), parts[0].rank + new)
     if new:
-        return _stacked(n, list(parts), axis)
+        return stacked(n, list(parts), axis)
     return n("concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
 
 
