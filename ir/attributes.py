@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
@@ -18,9 +18,8 @@ class Attribute:
     """The type and range of an operator's attribute.
 
     Attributes:
-        kind: bool, int, float, str, ints, floats or program; `axis` and `axes` are integers that
-            number axes of the first operand, which may be negative in layers and ONNX and are
-            counted from the front here.
+        kind: one of `KINDS`; `axis` and `axes` are integers that number axes of the first operand,
+            which may be negative in layers and ONNX and are counted from the front here.
         default: its value where it is not given; without one it is required.
         choices: all values that it may have, where these are few.
         minimum: the least value, or the least of its numbers.
@@ -43,7 +42,7 @@ class Attribute:
         if value is None and self.default is None:
             return None
         try:
-            result = _NORMALISE[self.kind](value)
+            result = KINDS[self.kind].freeze(value)
         except (TypeError, ValueError, OverflowError):
             raise GraphError(f"attribute {name}: {value!r} found, {self.kind} needed") from None
         if self.choices is not None and result not in self.choices:
@@ -89,14 +88,28 @@ def _freeze(value: Any) -> Any:
     return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
-_NORMALISE: dict[str, Callable[[Any], Any]] = {
-    "int": _integer,
-    "axis": _integer,
-    "float": _real,
-    "bool": _boolean,
-    "str": _text,
-    "ints": lambda value: tuple(map(_integer, value)),
-    "axes": lambda value: tuple(map(_integer, value)),
-    "floats": lambda value: tuple(_real(item) for item in value),
-    "program": _freeze,
+def _integers(value: Any) -> tuple[int, ...]:
+    return tuple(map(_integer, value))
+
+
+class Kind(NamedTuple):
+    """What attributes of a kind are: their frozen form, their type in layers, and it in words."""
+
+    freeze: Callable[[Any], Any]
+    annotation: str
+    words: str
+
+
+KINDS = {
+    "int": Kind(_integer, "int", "an integer"),
+    "axis": Kind(_integer, "int", "an axis, from the end where negative"),
+    "float": Kind(_real, "float", "a number"),
+    "bool": Kind(_boolean, "bool", "True or False"),
+    "str": Kind(_text, "str", "str"),
+    "ints": Kind(_integers, "Sequence[int]", "integers"),
+    "axes": Kind(
+        _integers, "int | Sequence[int]", "one axis or several, from the end where negative"
+    ),
+    "floats": Kind(lambda value: tuple(map(_real, value)), "Sequence[float]", "numbers"),
+    "program": Kind(_freeze, "Any", "program"),
 }

@@ -28,11 +28,7 @@ _HINT = " (strict=False takes what fits: session.load_checkpoint)"
 def save(session: DynamicSession, path: str | Path) -> None:
     """Write a session; see `DynamicSession.save_checkpoint`."""
     state = session.state()
-    if bad := saved.infinite(state):
-        raise CheckpointError(
-            f"checkpoint {str(path)!r}: not written: {bad[0]!r} has values that are not finite;"
-            " what was there is as it was"
-        )
+    saved.check_finite(state, f"checkpoint {str(path)!r}")
     metadata = {
         "model": session.name,
         "seed": session.seed,

@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import checked
 from soapstone.frontend.layers.base import LayerBase
-from soapstone.ir.attributes import REQUIRED, Attribute
+from soapstone.ir.attributes import KINDS, REQUIRED, Attribute
 from soapstone.ir.spec import OpSpec, operators, when_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_TYPES = {
-    "int": "int",
-    "axis": "int",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-    "ints": "Sequence[int]",
-    "axes": "int | Sequence[int]",
-    "floats": "Sequence[float]",
-}
 
 
 def layer_signature(spec: OpSpec) -> inspect.Signature:
@@ -50,7 +39,7 @@ def layer_signature(spec: OpSpec) -> inspect.Signature:
     settings = []
     for name, attribute in spec.attributes.items():
         default = (spec.layer or {}).get(name, attribute.default)
-        kind = _TYPES.get(attribute.kind, "Any") + (" | None" if default is None else "")
+        kind = KINDS[attribute.kind].annotation + (" | None" if default is None else "")
         given = inspect.Parameter.empty if default is REQUIRED else default
         settings.append(inspect.Parameter(name, after, default=given, annotation=kind))
     parameters += sorted(settings, key=lambda item: item.default is not inspect.Parameter.empty)
@@ -93,20 +82,9 @@ def documentation(spec: OpSpec) -> str:
     return "\n".join(text)
 
 
-_WORDS = {
-    "int": "an integer",
-    "axis": "an axis, from the end where negative",
-    "float": "a number",
-    "bool": "True or False",
-    "ints": "integers",
-    "axes": "one axis or several, from the end where negative",
-    "floats": "numbers",
-}
-
-
 def _described(attribute: Attribute, default: Any) -> str:
     """Return an attribute's kind, range and default in words."""
-    text = _WORDS.get(attribute.kind, attribute.kind)
+    text = KINDS[attribute.kind].words
     if attribute.choices is not None:
         text = "one of " + ", ".join(map(repr, attribute.choices))
     if attribute.minimum is not None and attribute.kind not in ("axis", "axes"):

@@ -31,13 +31,13 @@ from soapstone.runtime import (
 
 Body = Literal["native", "python", "pure"]
 BODIES: tuple[Body, ...] = ("native", "python", "pure")
-KERNELS = ("compute", "memory", "empty", "imbalance")
 _CODES = {
     "compute": kernels.COMPUTE,
     "memory": kernels.MEMORY,
     "empty": kernels.EMPTY,
     "imbalance": kernels.COMPUTE,
 }
+KERNELS = tuple(_CODES)
 _NO_SCRATCH = np.zeros(0)
 
 

@@ -16,6 +16,8 @@ import torch
 from torch.nn import functional
 
 Batched = Callable[[list[Any]], Any]
+# Methods of Python's arithmetic, without underscores, and the functions that they call.
+ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
 
 
 class NoRule(Exception):
@@ -394,8 +396,8 @@ def _table() -> dict[Any, Callable[..., Batched]]:
         for name in (unary + " " + binary).split():
             if callable(getattr(home, name, None)):  # torch.float is a type of elements
                 found[getattr(home, name)] = pointwise(getattr(home, name))
-    for name in ("add", "sub", "mul", "truediv", "pow"):
-        of = getattr(torch, {"truediv": "div"}.get(name, name))
+    for name, function in ARITHMETIC.items():
+        of = getattr(torch, function)
         found[getattr(torch.Tensor, f"__{name}__")] = pointwise(of)
 
         def turned(x: Any, y: Any, of: Any = of) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from soapstone.frontend.torch.operators import RULES
+from soapstone.frontend.torch.operators import ARITHMETIC, RULES
 from soapstone.ir.errors import GraphError
 
 if TYPE_CHECKING:
@@ -279,12 +279,11 @@ def _methods() -> None:
             setattr(Lazy, name, _other(func))
     for name in ("sigmoid", "tanh", "relu", "exp", "log", "neg", "sqrt", "square", "abs"):
         setattr(Lazy, name, _unary(getattr(torch, name)))
-    names = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
-    for name, of in (names | {"matmul": "matmul"}).items():
+    for name, of in (ARITHMETIC | {"matmul": "matmul"}).items():
         setattr(Lazy, f"__{name}__", _binary(getattr(torch, of)))
         setattr(Lazy, f"__r{name}__", _binary(getattr(torch, of), turned=True))
     for name in ("add", "sub", "mul", "truediv"):
-        setattr(Lazy, f"__i{name}__", _in_place(getattr(torch, names[name])))
+        setattr(Lazy, f"__i{name}__", _in_place(getattr(torch, ARITHMETIC[name])))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(Lazy, f"__{name}__", _binary(getattr(torch, name)))
     Lazy.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -20,10 +20,7 @@ def save(model: Trainable, path: str | Path, optimizer: bool) -> None:
     """Write a model; see `Model.save`."""
     calls, arguments = script.to_json(model)
     weights = model.weights()
-    if bad := saved.infinite(weights):
-        raise CheckpointError(
-            f"model {str(path)!r}: not written: {bad[0]!r} has values that are not finite"
-        )
+    saved.check_finite(weights, f"model {str(path)!r}")
     metadata: dict[str, Any] = {
         "model": model.name,
         "seed": model.seed,

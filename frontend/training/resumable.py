@@ -40,11 +40,7 @@ class Resumable(Compiled):
             sums = self.objective.kept(self._sums)
             state = self.session.state()  # of all processes
         state = {name: value for name, value in state.items() if not name.endswith(GRADIENTS)}
-        if bad := saved.infinite(state):
-            raise checkpoint.CheckpointError(
-                f"checkpoint {str(path)!r}: not written: {len(bad)} of {len(state)} arrays have"
-                f" values that are not finite, {bad[0]!r} the first; what was there is as it was"
-            )
+        saved.check_finite(state, f"checkpoint {str(path)!r}")
         metadata = {
             "model": self.model.name,
             "seed": self.model.seed,

@@ -121,6 +121,15 @@ def infinite(arrays: Mapping[str, Array]) -> list[str]:
     return [name for name, array in arrays.items() if not np.isfinite(array).all()]
 
 
+def check_finite(arrays: Mapping[str, Array], label: str) -> None:
+    """Refuse to write arrays with values that are not finite. label: of the file."""
+    if bad := infinite(arrays):
+        raise CheckpointError(
+            f"{label}: not written: {len(bad)} of {len(arrays)} arrays have values that are not"
+            f" finite, {bad[0]!r} the first; what was there is as it was"
+        )
+
+
 def read(
     path: str | Path,
     made_for_here: Callable[[int], Mapping[str, Any]],
