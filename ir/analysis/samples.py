@@ -8,13 +8,16 @@ are gathered for other samples, such as neighbours for vertices, those others ar
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.dims import Affine, Axis, Ints, Kind, Operand, Product, Signature, Whole
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.spec import Tile
-from soapstone.ir.tensor import Role
+from soapstone.ir.spec import OpSpec, Tile
+from soapstone.ir.tensor import Role, TensorSpec
 
 Shape = tuple[int, ...]
 Axes = tuple[int, ...]  # of values: along which samples lie, -1 where they do not
@@ -67,6 +70,64 @@ def meeting_samples(graph: Graph, other: Graph) -> str:
         if found.get(name) != 0 or not rows.issuperset(graph.tensors[name].shape[:1]):
             return f"output {name!r}"
     return ""
+
+
+def for_samples(spec: OpSpec, attributes: Attributes, x: TensorSpec, count: int) -> Attributes:
+    """Return attributes by which an operator does to each of several samples what it does to one.
+
+    The samples lie along an axis before all others.
+
+    spec: of an operator of one input. attributes, x: for one sample.
+
+    Raises:
+        GraphError: no attributes are known to do so, as signatures show.
+    """
+    found = dict(attributes)
+    for name, attribute in spec.attributes.items():
+        value = found[name]
+        if attribute.kind == "axis":
+            found[name] = value + 1
+        elif attribute.kind == "axes" and value is not None:
+            found[name] = tuple(axis + 1 for axis in value)
+        elif name == "shape":
+            found[name] = (count, *value)
+        elif attribute.kind in ("axes", "ints"):
+            raise GraphError(f"{spec.name}: attribute {name!r} of one sample found")
+    made = spec.normalise(found)
+    many = spec.bind([replace(x, shape=(count, *x.shape))], made)
+    if not _apart_as_one(many, spec.bind([x], attributes)):
+        raise GraphError(f"{spec.name}: samples that may meet found")
+    return made
+
+
+def _apart_as_one(many: Signature, one: Signature) -> bool:
+    """Return whether samples are along axis 0 of all operands, and other dims index as for one."""
+    pairs = list(zip((*many.inputs, *many.outputs), (*one.inputs, *one.outputs), strict=True))
+    first = {operand.axes[:1] for operand, _ in pairs}
+    samples = next(iter(first.pop()), None)
+    if not isinstance(samples, Affine) or samples != Affine(samples.dim, samples.extent) or first:
+        return False
+    names: dict[str, str] = {}
+    for operand, single in pairs:
+        for axis, other in zip(operand.axes[1:], single.axes, strict=True):
+            if samples.dim in axis.dims or len(axis.dims) != len(other.dims):
+                return False
+            if any(names.setdefault(a, b) != b for a, b in zip(axis.dims, other.dims)):
+                return False
+            if axis != _renamed(other, axis.dims):
+                return False
+    apart = many.by_name[samples.dim].kind is Kind.FREE and len({*names.values()}) == len(names)
+    return apart and all(
+        replace(many.by_name[name], name=other) == one.by_name[other]
+        for name, other in names.items()
+    )
+
+
+def _renamed(axis: Axis, dims: tuple[str, ...]) -> Axis:
+    """Return an axis that other dims index."""
+    if isinstance(axis, Affine):
+        return replace(axis, dim=dims[0])
+    return replace(axis, dims=dims) if isinstance(axis, Product) else axis
 
 
 def same_for_samples(made: Graph, other: Graph) -> bool:

@@ -25,6 +25,7 @@ from helpers.operator_checks import (
     uneven_cuts,
 )
 
+from soapstone.ir.analysis.samples import for_samples
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.interpret import interpret
@@ -64,6 +65,34 @@ def test_every_split_equals_the_whole(spec: OpSpec) -> None:
                 made = run_split(spec, item.attributes, item.arrays, degrees, cuts)
                 for output, expected in zip(made, whole, strict=True):
                     assert_near(output, expected, **SPLIT)
+
+
+@every_operator
+def test_samples_along_an_axis_before_others_get_what_one_gets(spec: OpSpec) -> None:
+    for case in spec.cases:
+        item = subject(spec, case)
+        if len(item.arrays) != 1:
+            continue
+        (x,) = item.arrays
+        several = np.stack([x, x[::-1] if x.ndim else x, x])
+        try:
+            attributes = for_samples(spec, item.attributes, spec_of(x), len(several))
+        except GraphError:
+            continue
+        dtypes = item.signature.dtypes
+        each = [spec.run(item.attributes, one, dtypes=dtypes) for one in several]
+        with named(case, attributes):
+            for made, *needed in zip(spec.run(attributes, several, dtypes=dtypes), *each):
+                np.testing.assert_allclose(made, np.stack(needed), rtol=1e-12)
+
+
+def test_samples_are_not_where_an_operator_has_no_place_for_them() -> None:
+    x = TensorSpec((2, 3, 4, 5), "float32")
+    softmax, moved = operator("softmax"), for_samples(operator("softmax"), {"axis": 1}, x, 7)
+    assert moved["axis"] == 2
+    for spec, attributes in ((softmax, {"axis": -1}), (operator("lrn"), {"size": 3})):
+        with pytest.raises(GraphError, match="meet"):
+            for_samples(spec, spec.normalise(attributes), x, 7)
 
 
 @every_operator

@@ -10,6 +10,8 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
 from soapstone.frontend.onnx.rules.control import MOST_TRIPS, stacked
 from soapstone.frontend.onnx.values import Slot, Value, rule
+from soapstone.ir.analysis.samples import for_samples
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Node
 
 _BLOCK = 1 << 18  # elements of the largest value that a block of trips makes
@@ -124,21 +126,19 @@ def _at_once(n: Call, node: Node, values: dict[str, Value], count: int) -> tuple
 
     values: its operands that differ from trip to trip, for these trips.
     """
-    builder, attributes = n.emitter.builder, dict(node.attributes)
+    builder, attributes = n.emitter.builder, node.attributes
     single = [builder.spec(name) for name in node.outputs]
     spread = node.operator == "broadcast"
-    if not node.spec.elementwise:
+    if spread:
+        attributes = {"shape": (count, *attributes["shape"])}
+    elif not node.spec.elementwise:
         if len(node.inputs) > 1:
             return None
-        for name, attribute in node.spec.attributes.items():
-            if attribute.kind == "axis":
-                attributes[name] += 1
-            elif attribute.kind == "axes":
-                attributes[name] = tuple(axis + 1 for axis in attributes[name])
-            elif name == "shape":
-                attributes[name] = (count, *attributes[name])
-            elif attribute.kind == "ints":
-                return None
+        try:
+            one = builder.spec(node.inputs[0])
+            attributes = for_samples(node.spec, attributes, one, count)
+        except GraphError:
+            return None
     operands = []
     for name in node.inputs:
         spec = builder.spec(name)

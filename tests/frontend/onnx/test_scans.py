@@ -95,3 +95,16 @@ def test_too_many_trips_that_need_one_another_are_refused() -> None:
     body = "x_out = Mul(x_in, row) s = ReduceSumSquare<axes = [1], keepdims = 0>(x_out)"
     with pytest.raises(UnsupportedError, match="5000 trips found, of which each needs the one bef"):
         from_onnx(filled(text(body, 5000, 3))).graph({"n": 2})
+
+
+def test_an_operator_whose_axes_have_places_is_applied_to_each_trip() -> None:
+    """Behind an axis of trips, channels would be taken for images."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[5, 2, 6, 3, 3] x) => (float[a, b, c, d, e] y) {
+            y = Scan<num_scan_inputs = 1, body = b (float[n, c, h, w] row) => (float[n, c, h, w] r)
+                { r = LRN<size = 3, alpha = 0.5>(row) }>(x)
+        }""").SerializeToString()
+    x = some(5, 2, 6, 3, 3)
+    (needed,) = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})
+    with InferenceSession(model, threads=1) as session:
+        np.testing.assert_allclose(session.run(x)["y"], needed, rtol=1e-5)
