@@ -2,7 +2,7 @@
 
 A snapshot is named by the hash of the model's bytes, which takes longer to find than the answer of
 a small model. So a note says which snapshot a file has had, by its path and state; and where no
-snapshot could be of the model, the hash is found when one is written, after the first answer.
+snapshot could be of the model, a thread finds the hash while the model is opened.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -58,11 +59,27 @@ class Place:
         self.base, self.file, self._threads = base, file, threads
         self.state = (*file.state, changed_ns)
         self.settled = time.time_ns() - max(file.state[-1], changed_ns) >= _SETTLED_NS
+        self._hashing: threading.Thread | None = None
+        self._hashed: list[str] = []  # by that thread
+
+    def begin_to_hash(self) -> None:
+        """Let a thread hash the model's bytes, unless they are: it hardly needs the interpreter's
+        lock for that.
+        """
+        if "path" in self.__dict__:
+            return
+        hashing = threading.Thread(target=lambda: self._hashed.append(self.file.digest(1)))
+        with contextlib.suppress(RuntimeError):  # no more threads
+            hashing.start()
+            self._hashing = hashing
 
     @cached_property
     def path(self) -> Path:
         """The file that is named by the model's bytes too, which are hashed for that."""
-        return folder() / FOLDER / f"{self.base}-{self.file.digest(self._threads)[:32]}"
+        if self._hashing is not None:
+            self._hashing.join()
+        digest = self._hashed[0] if self._hashed else self.file.digest(self._threads)
+        return folder() / FOLDER / f"{self.base}-{digest[:32]}"
 
     @property
     def occupied(self) -> bool:

@@ -273,7 +273,9 @@ class Keeper:
     def __init__(self, model: str | Path, options: Options, place: Place) -> None:
         self._model, self._options, self._place = model, options, place
         self.mark = RowsMark(lambda: place.path, False)
-        if not place.settled:  # it may have other bytes later, and this state
+        if place.settled:
+            place.begin_to_hash()
+        else:  # it may have other bytes later, and this state
             _ = place.path
 
     @staticmethod
@@ -332,7 +334,7 @@ class Keeper:
             bound, now = self._place, place_of(self._model, self._options)
             if now is None or (now.base, now.state) != (bound.base, bound.state):
                 return  # another file was bound
-            path = bound.path  # hashed now, if not before; only then is the file looked at again
+            path = bound.path  # hashed by now; only then is the file looked at again
             if (bound.settled or now.path == path) and now.unchanged:
                 _keep(path, header, pieces, lying, given, answer, self._options.threads)
                 self.mark.keep()
