@@ -128,10 +128,14 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A subgraph or function: its nodes, inputs, declared outputs and constants."""
+    """A subgraph or function: its nodes, inputs, declared outputs and constants.
+
+    singles: of a loop's body, the shapes of the number of a trip and of the condition.
+    """
 
     block: Block
     inputs: tuple[str, ...]
+    singles: tuple[tuple[int, ...], ...]
     outputs: tuple[onnx.ValueInfoProto, ...]
     initials: Mapping[str, Held]
 

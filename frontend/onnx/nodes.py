@@ -91,6 +91,11 @@ def title(node: onnx.NodeProto, position: int) -> str:
     return f"{name} ({node.op_type})"
 
 
+def single_shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Return the shape of the one number that an input of a loop's body is declared to hold."""
+    return (1,) if value.type.tensor_type.shape.dim else ()
+
+
 def _placed(label: str, text: str) -> OnnxError:
     """Return an error that says which node it is of."""
     error = OnnxError(f"{label}: {text}")

@@ -45,7 +45,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.file.read import Declared, Source
 from soapstone.frontend.onnx.file.tensors import array_of
 from soapstone.frontend.onnx.model import MOST_CONTENTS
-from soapstone.frontend.onnx.nodes import placed
+from soapstone.frontend.onnx.nodes import placed, single_shape
 from soapstone.frontend.onnx.texts import described
 from soapstone.frontend.onnx.values import ABSENT, Absent, Scope, Value, domain_of
 from soapstone.ir.tensor import Array
@@ -362,7 +362,8 @@ class Pieces:
         while trip < trips and bool(array_in(going).reshape(())):
             if trip >= MOST_TRIPS:
                 raise OnnxError(f"more than {MOST_TRIPS} trips are not supported")
-            number: Held = np.asarray(trip, np.int64)
+            number: Held = np.asarray(trip, np.int64).reshape(body.singles[0])
+            going = array_in(going).reshape(body.singles[1])
             entering = dict(zip(body.inputs, (number, going, *states)))
             inner = env.inside("body", {**body.initials, **entering})
             self._run(body.block, inner)
@@ -386,7 +387,7 @@ class Pieces:
         )
         if path not in self._bodies:
             block = Block.of(path, nodes, function.output)
-            self._bodies[path] = Body(block, tuple(function.input), (), {})
+            self._bodies[path] = Body(block, tuple(function.input), (), (), {})
         block = self._bodies[path].block
         inner = Env(scope, {n: held for n, held in zip(function.input, given) if held is not None})
         self._run(block, inner)
@@ -404,6 +405,7 @@ class Pieces:
             self._bodies[inside] = Body(
                 block,
                 tuple(value.name for value in graph.input),
+                tuple(map(single_shape, graph.input[:2])),
                 tuple(graph.output),
                 {name: Known.of(value) for name, value in constants.items()},
             )

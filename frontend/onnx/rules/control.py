@@ -8,6 +8,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.nodes import single_shape
 from soapstone.frontend.onnx.values import ABSENT, Absent, Slot, Value, rule
 
 MOST_TRIPS = 4096
@@ -45,12 +46,16 @@ def loop(n: Call) -> Any:
     states: list[Slot] = list(n.inputs[2:])  # type: ignore[arg-type]
     if any(state is None for state in states):
         raise OnnxError("an empty state found; a value, or a sequence, needed")
+    if len(body.input) != len(states) + 2:
+        raise OnnxError(f"body: {len(states) + 2} inputs given, {len(body.input)} needed")
+    shapes = [single_shape(each) for each in body.input[:2]]
     collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(states))]
     trip = 0
     while trip < trips and bool(n.array(going, apart=True).reshape(())):
         if trip >= MOST_TRIPS:
             raise UnsupportedError(f"more than {MOST_TRIPS} trips are not supported")
-        step = n.known(np.asarray(trip, np.int64))
+        step = n.known(np.asarray(trip, np.int64).reshape(shapes[0]))
+        going = n.reshape(going, shapes[1])
         first, *made = n.importer.subgraph(body, n.scope, (step, going, *states), "body")
         if not isinstance(first, Value):
             raise OnnxError("body: a truth value needed as the first output")

@@ -85,13 +85,14 @@ def rms_normalization(n: Call) -> Any:
 def resize(n: Call) -> Value:
     x = n.value()
     scales, sizes, region = _resize_inputs(n, x)
-    if n.has(3) and n.attribute("keep_aspect_ratio_policy", "stretch") == "stretch":
-        scales = None  # the ratios of the extents, exactly
     mode = n.text("mode", "nearest", ("nearest", "linear", "cubic", "bilinear"))
     coordinates = n.attribute("coordinate_transformation_mode", "half_pixel")
     if n.kind == "Upsample" or n.version == 10:
         coordinates = "asymmetric"
     crops = coordinates == "tf_crop_and_resize"
+    stretched = n.has(3) and n.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
+    if stretched and mode != "nearest":
+        scales = None  # the ratios of the extents, exactly
     outside = n.attribute("extrapolation_value", 0.0)
     attributes = {
         "sizes": sizes,
@@ -157,8 +158,8 @@ def _resize_inputs(
         if any(not 0 < scale < 1e6 for scale in given):
             raise OnnxError(f"scales {given} found; positive numbers needed, in range")
         ratios = [float(scale) for scale in given]
-        parts = [ends[axis] - starts[axis] for axis in axes]
-        wanted = tuple(math.floor(e * p * r) for e, p, r in zip(extents, parts, ratios))
+        sides = [extent * (ends[axis] - starts[axis]) for axis, extent in zip(axes, extents)]
+        wanted = tuple(int(np.float32(side) * np.float32(r)) for side, r in zip(sides, ratios))
     elif n.text("keep_aspect_ratio_policy", "stretch", _POLICIES) == "stretch":
         ratios = [size / max(extent, 1) for size, extent in zip(wanted, extents)]
     else:

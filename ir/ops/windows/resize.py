@@ -76,11 +76,14 @@ def _scale(attributes: Attributes, axis: int, size: int, made: int) -> float:
 
 def _coordinates(attributes: Attributes, axis: int, size: int, made: int) -> tuple[Array, float]:
     """Return where each output lies among the inputs, and the axis's scale."""
-    scale = _scale(attributes, axis, size, made)
-    at = np.arange(made, dtype=np.float64)
+    # A file's scales have single precision, and which element is nearest goes by it.
+    given, nearest = attributes["scales"] is not None, attributes["mode"] == "nearest"
+    number: Any = np.float32 if given and nearest else np.float64
+    scale = number(_scale(attributes, axis, size, made))
+    at = np.arange(made, dtype=number)
     mode = attributes["coordinate_transformation_mode"]
     # With scales the exact length differs from the whole number of outputs.
-    exact = size * scale
+    exact = size * scale if given else number(made)
     if mode == "align_corners":
         return (at * (size - 1) / (exact - 1) if exact != 1 else at * 0), scale
     if mode == "asymmetric":

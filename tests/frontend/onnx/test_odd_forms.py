@@ -210,3 +210,36 @@ def test_frames_of_a_signal_without_an_axis_of_parts() -> None:
     signal = np.linspace(-1, 1, 80, dtype=np.float32).reshape(2, 40)
     window = np.hanning(16).astype(np.float32)
     as_onnxruntime(*form("STFT", signal, np.array(4), window, np.array(16), known=(1, 2, 3)))
+
+
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "pytorch_half_pixel"])
+@pytest.mark.parametrize(("extent", "made"), [(6, 5), (6, 4), (14, 2), (14, 9), (22, 12), (3, 28)])
+def test_an_image_is_resized_by_scales_of_single_precision(
+    extent: int, made: int, coordinates: str
+) -> None:
+    x = np.arange(extent * 3, dtype=np.float32).reshape(1, extent, 3)
+    scales = np.array([1, made / extent, 1], np.float32)  # whose double may be below the ratio
+    at = {"coordinate_transformation_mode": coordinates, "known": (2,)}
+    for mode, nearest in (("nearest", "floor"), ("nearest", "round_prefer_ceil"), ("linear", "")):
+        more = {"nearest_mode": nearest} if nearest else {}
+        model = form("Resize", x, None, scales, mode=mode, opset=13, **at, **more)
+        assert as_onnxruntime(*model)[0].shape == (1, made, 3)
+        sizes = np.array([1, made, 3])
+        as_onnxruntime(*form("Resize", x, None, None, sizes, **{**at, "known": (3,)}, **more))
+
+
+@pytest.mark.parametrize("trips", ["three", "many"])
+def test_the_number_of_a_trip_has_the_shape_that_a_body_declares(trips: str) -> None:
+    given = "" if trips == "three" else "int64 many, "
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 13]>
+        g ({given}float[n, 2] x) => (float[a, b, c] y) <int64 three = {{3}}, bool yes = {{1}}> {{
+            y = Loop({trips}, yes) <body = b (int64[1] i, bool c) => (bool go, float[d, 2] z)
+                <int64[1] one = {{1}}, int64[1] axis = {{0}}> {{
+                j = Add(i, one)  z = Slice(x, i, j, axis)
+                go = Identity(c)
+            }}>
+        }}"""
+    )
+    many = {"many": np.array(4)} if given else {}
+    as_onnxruntime(model.SerializeToString(), {"x": np.eye(5, 2, dtype=np.float32), **many})
