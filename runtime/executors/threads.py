@@ -9,6 +9,7 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -23,8 +24,9 @@ Inbox = queue.SimpleQueue[Function | None]
 class Threads:
     """The threads of some processors, started when they are first needed.
 
-    queues: by the number of a processor, where its thread takes functions from; None ends it.
-    identifiers: of the threads, as `threading.get_ident` says them.
+    They end when nobody has this any more. queues: by the number of a processor, where its thread
+    takes functions from; None ends it. identifiers: of the threads, as `threading.get_ident`
+    says them.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -32,6 +34,7 @@ class Threads:
         self.identifiers: set[int] = set()
         self._machine = machine
         self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self.queues).atexit = False
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -87,8 +90,7 @@ class Threads:
 
     def join(self) -> None:
         """End the threads after what they have been given."""
-        for inbox in self.queues.values():
-            inbox.put(None)
+        _end(self.queues)
         for thread in self._threads:
             thread.join()
 
@@ -128,6 +130,12 @@ def _cores(machine: Machine) -> list[int] | None:
     single = all(processor.threads == 1 for processor in machine.processors)
     fits = len(cores) == len(machine.processors) > 1
     return cores if fits and single else None
+
+
+def _end(queues: Mapping[int, Inbox]) -> None:
+    """Let the threads of some queues end after what they have been given."""
+    for inbox in queues.values():
+        inbox.put(None)
 
 
 def do_nothing() -> None:

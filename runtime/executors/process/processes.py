@@ -3,7 +3,7 @@
 A body that holds the interpreter lock keeps other threads' bodies waiting; in a process of its own
 it does not. Arrays are never sent: instances are in shared memory, and a call says where its tiles
 lie. Bodies and scalars are pickled, bodies by module and name. A process is started by the first
-body of its processor, and ends with the runtime, whatever it is doing then.
+body of its processor, and ends with the runtime, or once nobody has it, whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class WorkerProcess:
         self._segments = segments
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._lifeline = -1
+        self._end: Callable[[], object] = lambda: None  # what the process waits for
         self._mapped: set[int] = set()
         self._lock = threading.Lock()  # held as long as the socket is in use
         self._closed = False
@@ -110,7 +111,8 @@ class WorkerProcess:
 
     def _start(self) -> socket.socket:
         mine, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        lifeline, held = os.pipe()
+        self._end = weakref.finalize(self, os.close, held)
         program = (
             f"import sys; sys.path[:] = sys.argv[3:]; from {worker.__name__} import main; main()"
         )
@@ -166,10 +168,8 @@ class WorkerProcess:
 
     def _stop(self) -> int:
         """Make the process end, and wait until it has; returns its status."""
-        process, lifeline = self._process, self._lifeline
-        self._lifeline = -1
-        if lifeline >= 0:
-            os.close(lifeline)
+        process = self._process
+        self._end()
         if process is None:
             return 0
         try:

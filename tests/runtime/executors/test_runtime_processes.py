@@ -138,6 +138,28 @@ def test_nothing_is_left_of_a_runtime() -> None:
     assert sorted(os.listdir("/proc/self/fd")) == files
 
 
+def test_what_runs_for_a_runtime_ends_once_nobody_has_it() -> None:
+    machine = Machine.local(1)
+    mixed = Machine("mixed", (*machine.processors, Processor("p", "process")), machine.memories)
+
+    def use() -> int:
+        runtime, pids = Runtime(mixed), Region((2,), "i8", "pids")
+        runtime.launch(who, Partition.tiled(pids, 2))
+        return int(runtime.read(pids)[1])
+
+    use()  # whatever is opened once and for all
+    gc.collect()
+    files, threads = sorted(os.listdir("/proc/self/fd")), threading.active_count()
+    ending = {use() for _ in range(3)}
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while ending & _children() or threading.active_count() > threads:
+        subprocess._cleanup()  # as whoever starts another process does
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert sorted(os.listdir("/proc/self/fd")) == files
+
+
 def test_many_small_regions_share_few_descriptors(runtime: Runtime) -> None:
     before = len(os.listdir("/proc/self/fd"))
     regions = [Region((16,), "i8", f"r{number}") for number in range(400)]
