@@ -246,13 +246,14 @@ def restored(
     lying: Array | None,
     function: Callable[[Any], int],
     make: Callable[[Any, Sequence[Any], Callable[[Place], int]], Any],
+    ready: Callable[[], object] = lambda: None,
 ) -> Restored:
     """Return the entry that data describe.
 
     contents: of arrays, as they were taken, in `held_bytes` on the boundary of a cache line: it is
     part of the entry, which writes nothing there but the addresses that `clear` removes.
     lying: as of `taken`. function: returns a function's address. make: makes an object, given those
-    before it and where places are.
+    before it and where places are. ready: waits until the contents are there.
     """
     offsets, ends_of = _offsets(data["segments"])
     held, begin = data["held"], -(-contents.size // LINE) * LINE
@@ -274,6 +275,7 @@ def restored(
     )
     at, of, behind = (np.frombuffer(each, np.int64) for each in data["moves"])
     words[at] = targets[of] + behind
+    ready()
     for offset, target, further in data["moved"]:
         contents[offset : offset + 8].view(np.int64)[0] = targets[target] + further
     ends = {

@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -340,6 +340,20 @@ def allocate(descriptor: int, nbytes: int) -> None:
         os.posix_fallocate(descriptor, 0, nbytes)
     else:
         os.ftruncate(descriptor, nbytes)
+
+
+def write_at(descriptor: int, parts: Sequence[Any], offset: int) -> None:
+    """Write parts into a file, one behind another: at most 1,000, of 1 GB together.
+
+    Raises: OSError when there is no room left.
+    """
+    if hasattr(os, "pwritev"):
+        nbytes = os.pwritev(descriptor, parts, offset)
+    else:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        nbytes = os.write(descriptor, b"".join(parts))
+    if nbytes != sum(map(len, parts)):
+        raise OSError(f"{nbytes} bytes were written; there is no room for more")
 
 
 def private_copy(descriptor: int) -> mmap.mmap:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,16 +46,14 @@ from soapstone.native import snapshot
 from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
 from soapstone.native.files import MappedFile
-from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
+from soapstone.native.memory import CHECKED, Array, aligned, call
 from soapstone.native.threads import openmp, teams
-from soapstone.system import allocate, private_copy
 
 if TYPE_CHECKING:
     from soapstone.engine.session import Bound
 
-_ALL_BYTES = 2 << 30  # of all that are kept: those that were used last
-_PAGE = 4096
-_HASH, _LENGTH = 32, 8  # bytes before the header: its hash, and how long it is
+PAGE = 4096
+HASH, LENGTH = 32, 8  # bytes before the header: its hash, and how long it is
 _REGISTRY = "soapstone.kernels.registry"
 _AGAIN = 4  # answers of a process that is likely to live on
 
@@ -107,7 +105,7 @@ class Snapshot:
                 return None
             if self._restored is None:
                 try:
-                    self._restored = _restored(
+                    self._restored = restored(
                         *(self._header, self._contents(), np.frombuffer(self.file, np.uint8)),
                         self.options.threads,
                     )
@@ -120,7 +118,7 @@ class Snapshot:
             if steps:
                 results = self._in_steps(self._restored, given, steps)
             else:
-                results = _answer(self._restored, given, self.options.threads)
+                results = answered(self._restored, given, self.options.threads)
             if results is None:
                 return None
             into = targets(self.source.name, out, results)
@@ -207,7 +205,7 @@ class Snapshot:
             file.seek(self._header["begin"])
             if (
                 file.readinto(contents.data) != contents.size
-                or _sum(contents) != self._header["sum"]
+                or sum_of(contents) != self._header["sum"]
             ):
                 raise OSError(f"{self._path}: cut short, or changed")
         return contents
@@ -245,7 +243,7 @@ def _read(path: Path, model: MappedFile, options: Options) -> Snapshot | None:
     """Return the snapshot in a file; None if there is no valid one. model: what it is of."""
     try:
         with open(path, "rb") as file:
-            mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
+            mark, length = file.read(HASH), int.from_bytes(file.read(LENGTH), "little")
             told = file.read(min(length, MOST_BYTES))
         if mark != hashlib.sha256(told).digest():
             return None
@@ -325,6 +323,8 @@ class Keeper:
         model = source.name, tuple(fields), tuple(bound.results)
 
         def keep() -> None:
+            from soapstone.frontend.inference.snapshot_writing import write
+
             try:
                 states = _states(dict.fromkeys(_files()), self._options)
                 data, pieces = told()
@@ -336,7 +336,7 @@ class Keeper:
                 return  # another file was bound
             path = bound.path  # hashed by now; only then is the file looked at again
             if (bound.settled or now.path == path) and now.unchanged:
-                _keep(path, header, pieces, lying, given, answer, self._options.threads)
+                write(path, header, pieces, lying, given, answer, self._options.threads)
                 self.mark.keep()
                 bound.note()
 
@@ -387,11 +387,12 @@ def _states(files: Mapping[str, Any], options: Options) -> dict[str, Any]:
     return found
 
 
-def _restored(
+def restored(
     header: Mapping[str, Any],
     contents: Array,
     lying: Array | None,
     threads: int,
+    ready: Callable[[], object] = lambda: None,
 ) -> snapshot.Restored:
     """Return the entry that a header describes; see `native.snapshot.restored`."""
     for module, name, path, symbol in header["natives"]:
@@ -409,12 +410,12 @@ def _restored(
 
     before = openmp.set_threads(threads)
     try:
-        return snapshot.restored(header["data"], contents, lying, function, onednn.remade)
+        return snapshot.restored(header["data"], contents, lying, function, onednn.remade, ready)
     finally:
         openmp.set_threads(before)
 
 
-def _answer(
+def answered(
     made: snapshot.Restored, given: Mapping[str, Array], threads: int
 ) -> dict[str, Array] | None:
     """Return the outputs for inputs in memory that will be overwritten; None: a kernel failed."""
@@ -434,74 +435,12 @@ def _called(made: snapshot.Restored, threads: int) -> bool:
         openmp.set_threads(before)
 
 
-def _keep(
-    path: Path,
-    header: dict[str, Any],
-    pieces: snapshot.Pieces,
-    lying: Array | None,
-    given: Mapping[str, Array],
-    answer: Mapping[str, Array],
-    threads: int,
-) -> None:
-    """Write a snapshot, and keep it if it gives the answer that the session gave.
-
-    pieces: its contents. It answers in the memory of the file's pages, of which it gets its own
-    where it writes, and which therefore must not change.
-    """
-    partial = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(partial, "w+b") as file:
-                contents = _written(file, header, pieces)
-            made = _restored(header, contents, lying, threads)
-            spoil(made.work)  # what was taken for work, but counts, is not zeros that are there
-            found = _answer(made, given, threads)
-            if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
-                return
-            snapshot.clear(header["data"]["moved"], contents)
-            if _sum(contents) == header["sum"]:
-                os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        _prune(path.parent)
-
-
-def _written(file: BinaryIO, header: dict[str, Any], pieces: snapshot.Pieces) -> Array:
-    """Write a snapshot, and return its contents in memory that is mapped from the file.
-
-    header: gets what is known of the contents once they are there.
-    """
-    nbytes = snapshot.held_bytes(header["data"])
-    header |= {"begin": 1 << 30, "sum": bytes(_HASH)}
-    begin = -(-(_HASH + _LENGTH + len(marshal.dumps(header))) // _PAGE) * _PAGE
-    allocate(file.fileno(), begin + nbytes)
-    for offset, each in pieces:
-        file.seek(begin + offset)
-        file.write(each.data)
-    file.flush()
-    contents = np.frombuffer(private_copy(file.fileno()), np.uint8)[begin:]
-    header |= {"begin": begin, "sum": _sum(contents)}
-    told = marshal.dumps(header)
-    file.seek(0)
-    file.write(hashlib.sha256(told).digest() + len(told).to_bytes(_LENGTH, "little") + told)
-    return contents
-
-
-def _prune(place: Path) -> None:
-    """Remove the snapshots used least recently if they take too many bytes."""
-    total = 0
-    for file in sorted(place.iterdir(), key=lambda f: -f.stat().st_mtime):
-        total += file.stat().st_size
-        if total > _ALL_BYTES:
-            file.unlink(missing_ok=True)
-
-
-def _sum(data: Array) -> bytes:
+def sum_of(data: Array) -> bytes:
     """Return a checksum that detects truncated or damaged contents, faster than a hash."""
-    whole = data[: data.size // _PAGE * _PAGE].view(np.uint64).reshape(-1, _PAGE // 8)
+    whole = data[: data.size // PAGE * PAGE].view(np.uint64).reshape(-1, PAGE // 8)
     sums = whole.sum(axis=1, dtype=np.uint64).tobytes() + data[whole.nbytes :].tobytes()
     return hashlib.sha256(sums + len(data).to_bytes(8, "little")).digest()
 
 
-__all__ = ["Keeper", "Options", "Snapshot", "find"]
+__all__ = ["HASH", "LENGTH", "PAGE", "Keeper", "Options", "Snapshot"]
+__all__ += ["answered", "find", "restored", "sum_of"]

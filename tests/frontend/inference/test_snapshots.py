@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from soapstone.cache import objects
 from soapstone.cache.places import root
-from soapstone.frontend.inference import snapshot_places, snapshots
+from soapstone.frontend.inference import snapshot_places, snapshot_writing, snapshots
 from soapstone.frontend.inference.opening import Opening
 from soapstone.kernels.cpu.onednn import library
 from soapstone.native import snapshot
@@ -212,8 +212,48 @@ def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
         data, pieces = told()
         place = tmp_path / name
         header = {"natives": (), "data": data}
-        snapshots._keep(place, header, pieces, None, {}, {"y": y.copy()}, 1)
+        snapshot_writing.write(place, header, pieces, None, {}, {"y": y.copy()}, 1)
         assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+def test_many_pieces_are_written_where_they_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_writing, "_PARTS", 4)
+    rows = [aligned_array((n,), np.float32, zero=True) for n in (5000, 4097, 9000, 4100, 6001)]
+    made = [np.arange(len(row), dtype=np.float32) + 1 for row in rows]
+    for row, filled in zip(rows, made):
+        row[:] = filled
+    ends = [aligned_array((len(row),), np.float32) for row in rows]
+    copied = [copy(to, of, 1) for to, of in zip(ends, rows)]
+    entry = sequence([each for each in copied if each is not None])
+    functions = {each: ("", *told) for each, told in objects.LOADED.items()}
+    given: dict[Any, Any] = {("output", str(n)): end for n, end in enumerate(ends)}
+    told, _ = snapshot.taken(entry, given, ends, None, functions, library.recipe)
+    data, pieces = told()
+    assert len(pieces) > 4
+    answer = {str(n): each for n, each in enumerate(made)}
+    header = {"natives": (), "data": data}
+    snapshot_writing.write(tmp_path / "kept", header, pieces, None, {}, answer, 1)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_cannot_be_written_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(snapshot_writing, "write_at", full)
+    of, to = (aligned_array((5000,), np.float32, zero=True) for _ in range(2))
+    entry = copy(to, of, 1)
+    assert entry is not None
+    functions = {each: ("", *told) for each, told in objects.LOADED.items()}
+    told, _ = snapshot.taken(entry, {("output", "y"): to}, [to], None, functions, library.recipe)
+    data, pieces = told()
+    header = {"natives": (), "data": data}
+    snapshot_writing.write(tmp_path / "kept", header, pieces, None, {}, {"y": to.copy()}, 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
@@ -560,8 +600,8 @@ def test_closing_waits_for_what_is_being_answered(
         return {"y": x}
 
     monkeypatch.setattr(snapshots.Snapshot, "_contents", lambda _: x)
-    monkeypatch.setattr(snapshots, "_restored", lambda *_: object())
-    monkeypatch.setattr(snapshots, "_answer", answer)
+    monkeypatch.setattr(snapshots, "restored", lambda *_: object())
+    monkeypatch.setattr(snapshots, "answered", answer)
     run = threading.Thread(target=made.run, args=(x, {}))
     run.start()
     assert inside.wait(60)
