@@ -91,7 +91,9 @@ def resize(n: Call) -> Value:
         coordinates = "asymmetric"
     crops = coordinates == "tf_crop_and_resize"
     stretched = n.has(3) and n.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
-    if stretched and mode != "nearest":
+    # Corners are aligned by the whole number of results, as by ONNX Runtime and PyTorch, though
+    # ONNX's tests go by the extent times the scale.
+    if crops or coordinates == "align_corners" or (stretched and mode != "nearest"):
         scales = None  # the ratios of the extents, exactly
     outside = n.attribute("extrapolation_value", 0.0)
     attributes = {

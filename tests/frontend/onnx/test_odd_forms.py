@@ -228,6 +228,17 @@ def test_an_image_is_resized_by_scales_of_single_precision(
         as_onnxruntime(*form("Resize", x, None, None, sizes, **{**at, "known": (3,)}, **more))
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("scales", [(1.7, 0.6), (0.5, 2.3)])
+def test_corners_are_aligned_by_whole_numbers_of_results(
+    mode: str, scales: tuple[float, float]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 1, 11, 13)).astype(np.float32)
+    given = np.array([1, 1, *scales], np.float32)  # as PyTorch writes `Upsample(scale_factor=1.7)`
+    at = {"coordinate_transformation_mode": "align_corners", "known": (2,)}
+    as_onnxruntime(*form("Resize", x, None, given, mode=mode, opset=13, **at))
+
+
 @pytest.mark.parametrize("trips", ["three", "many"])
 def test_the_number_of_a_trip_has_the_shape_that_a_body_declares(trips: str) -> None:
     given = "" if trips == "three" else "int64 many, "
