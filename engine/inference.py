@@ -81,21 +81,21 @@ class InferenceFamily:
         self.numbers = self._family.numbers
         # Of values seen otherwise: a number of how, that view, and the terms of its numbers.
         self._views: dict[str, tuple[int, View, tuple[Term, ...]]] = {}
-        looked = dict[Hashable, int]()
+        known = dict[Hashable, int]()
         for other, names in zip(others, self._family.names[1:]):
             _check_alike(one.prepared, other.prepared, names)
         for value, view in one.prepared.seen.items():
-            looks = [
+            views = [
                 (each.prepared.seen[names.get(value, value)], names)
                 for each, names in zip(made, self._family.names)
             ]
-            for look, names in looks:
-                if look.root != names.get(view.root, view.root) or not _alike(view, look):
-                    raise GraphError(f"value {value!r}: views {view} and {look} found")
-            columns = list(zip(*(_numbers(look) for look, _ in looks)))
+            for theirs, names in views:
+                if theirs.root != names.get(view.root, view.root) or not _alike(view, theirs):
+                    raise GraphError(f"value {value!r}: views {view} and {theirs} found")
+            columns = list(zip(*(_numbers(theirs) for theirs, _ in views)))
             if any(len(set(column)) > 1 for column in columns):
                 terms = tuple(self.numbers.term(column) for column in columns)
-                how = looked.setdefault((view.steps, view.box, terms), len(looked))
+                how = known.setdefault((view.steps, view.box, terms), len(known))
                 self._views[value] = how, view, terms
         if not one.whole.tensors.keys() <= {*one.whole.roles, *one.whole.producers}:
             raise GraphError("a value that nobody makes found")
@@ -123,11 +123,11 @@ class InferenceFamily:
             tensors={name: whole.tensors[name] for name in before.graph.tensors},
         )
         lowered.know((node.name, whole.signature(node)) for node in lowered.nodes)
-        seen, looks = dict(before.seen), dict[int, View]()
+        seen, views = dict(before.seen), dict[int, View]()
         for value, (how, view, terms) in self._views.items():
-            if how not in looks:
-                looks[how] = _moved(view, [term.at(numbers) for term in terms])
-            seen[value] = View(view.root, looks[how].steps, looks[how].box)
+            if how not in views:
+                views[how] = _moved(view, [term.at(numbers) for term in terms])
+            seen[value] = View(view.root, views[how].steps, views[how].box)
         prepared = Prepared(lowered, before.strategy, before.constants, seen)
         if self._first:  # and no constant is another one
             return replace(one, prepared=prepared), numbers

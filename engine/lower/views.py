@@ -103,36 +103,36 @@ def scan(
         behind = found.get(source, View(source))
         if not copied.isdisjoint((behind.root, *node.outputs)):
             continue
-        looks = _looks(graph, node, behind)
+        made = _views_by(graph, node, behind)
         transposed = _written_through(graph, strategy, node, found.keys() | graph.results)
         strict = transposed is not None
-        bad = tuple(v for v in looks if not _allowed(graph, strategy, looks[v], v, strict))
+        bad = tuple(v for v in made if not _allowed(graph, strategy, made[v], v, strict))
         if not bad:
-            found.update(looks)
+            found.update(made)
         elif transposed is not None:
             found[source] = transposed
-        elif len(looks) > 1:
+        elif len(made) > 1:
             refused[node.name] = bad
     return found, refused
 
 
-def _looks(graph: Graph, node: Node, behind: View) -> dict[str, View]:
+def _views_by(graph: Graph, node: Node, behind: View) -> dict[str, View]:
     """Return the views that a node makes of its operand; empty if strides do not allow them."""
     at = node.attributes
     if node.spec.view == "transpose":
-        look = behind.then("transpose", tuple(at["permutation"]))
+        view = behind.then("transpose", tuple(at["permutation"]))
     elif node.spec.view == "reshape":
-        look = behind.then("reshape", graph.tensors[node.outputs[0]].shape)
+        view = behind.then("reshape", graph.tensors[node.outputs[0]].shape)
     elif node.spec.view == "slice":
         cuts = (at["starts"], at["stops"], at["steps"])
         fine = all(by > 0 for by in at["steps"]) and graph.tensors[node.outputs[0]].size
         return {node.outputs[0]: _cut(behind, *cuts)} if fine else {}
     else:
-        return _split_looks(graph.tensors[node.inputs[0]], node, behind)
-    return {node.outputs[0]: look}
+        return _parts(graph.tensors[node.inputs[0]], node, behind)
+    return {node.outputs[0]: view}
 
 
-def _split_looks(spec: TensorSpec, node: Node, behind: View) -> dict[str, View]:
+def _parts(spec: TensorSpec, node: Node, behind: View) -> dict[str, View]:
     """Return each part of a split as a box; an empty part has no place in memory."""
     axis, sizes = node.attributes["axis"], node.attributes["sizes"]
     if spec.size == 0 or 0 in sizes:
@@ -205,8 +205,8 @@ def _allowed(graph: Graph, strategy: Strategy, view: View, value: str, strict: b
                 return False
             copies += not takes_rows(graph, reader, value)
         elif strict:
-            for name, look in _looks(graph, reader, view).items():
-                if not _allowed(graph, strategy, look, name, strict):
+            for name, further in _views_by(graph, reader, view).items():
+                if not _allowed(graph, strategy, further, name, strict):
                     return False
     return copies <= 1
 

@@ -198,26 +198,26 @@ def _scale(site: Site, node: Node) -> str | None:
 
 def _scale_seen(site: Site, value: str, factor: float, term: float) -> str | None:
     """Fold a line over a product, or over a reshape or transpose of one, into the product."""
-    looks: list[Node] = []
+    views: list[Node] = []
     while True:
         host = site.host(value)
-        look = site.builder.maker(value)
+        view = site.builder.maker(value)
         if host is not None:
             break
-        if look is None or look.spec.view not in ("reshape", "transpose"):
+        if view is None or view.spec.view not in ("reshape", "transpose"):
             return None
         if site.readers.get(value) != 1:
             return None
-        looks.append(look)
-        value = look.inputs[0]
+        views.append(view)
+        value = view.inputs[0]
     channels = site.builder.spec(value).shape[CHANNELS[host.operator][1]]
     dtype = site.builder.spec(value).dtype
     scale, shift = (
         site.emit("full", shape=(channels,), value=each, dtype=dtype) for each in (factor, term)
     )
     made = site.scaled(host, scale, shift if term else None)
-    for look in reversed(looks):
-        made = site.changed(look, [made])
+    for view in reversed(views):
+        made = site.changed(view, [made])
     return made
 
 

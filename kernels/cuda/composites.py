@@ -1,6 +1,6 @@
 """Composites that have no kernel of their own: the primitives they are lowered to, in order.
 
-Views are looks at memory, and what goes into a concatenation is written there. Element-wise
+Views are not launched, and what goes into a concatenation is written there. Element-wise
 primitives are computed where they are read, all that lie between two launches of others by one
 kernel (`elementwise.joined`): a step of a recurrent layer is a product and such a kernel. What is
 made on the way has memory that the entry holds, and that serves again after its last reader.
@@ -160,9 +160,9 @@ class _Composite:
         if node.spec.view == "concat":
             self._concatenate(node)
         elif node.spec.view is not None:
-            for name, change in self._looks(node):
+            for name, change in self._changes(node):
                 key = node.operator, node.items, name
-                self._define(name, self._look(operands[0], key, change))
+                self._define(name, self._viewed(operands[0], key, change))
         elif node.spec.elementwise or not (operands or node.spec.inputs):
             (name,) = node.outputs
             shape, dtype = _form(self._builder, name)
@@ -173,21 +173,21 @@ class _Composite:
             return self._launch(node, operands)
         return True
 
-    def _looks(self, node: Node) -> Iterator[tuple[str, Change]]:
-        """Yield the results of a view and what looks they are at its operand."""
+    def _changes(self, node: Node) -> Iterator[tuple[str, Change]]:
+        """Yield the results of a view, and what view of its operand each is."""
         at = node.attributes
         if node.spec.view == "split":
             yield from self._parts(node)
             return
-        looks: dict[str, Change] = {
+        changes: dict[str, Change] = {
             "transpose": lambda array: array.transpose(at["permutation"]),
             "slice": lambda array: array[(*slices(at), ...)],
             "reshape": lambda array: array.reshape(at["shape"]),
         }
         assert node.spec.view is not None
-        yield node.outputs[0], looks[node.spec.view]
+        yield node.outputs[0], changes[node.spec.view]
 
-    def _look(self, value: Operand, key: Any, change: Change) -> Operand:
+    def _viewed(self, value: Operand, key: Any, change: Change) -> Operand:
         """Return a view of a value; of what is computed where it is read, that of its operands,
         but where these would have to be reshaped, or read across their rows."""
         if not isinstance(value, Element):
