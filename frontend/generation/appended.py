@@ -98,13 +98,13 @@ class _Rules:
         """Return a node's results in the step."""
         for name in node.inputs:
             value = self.values.get(name)
-            if value is not None and value.kind == MERGED and node.spec.view != "reshape":
+            if value is not None and value.kind == MERGED and not _views(node):
                 raise Unknown(value.name)
         if node.operator == "attention":
             return self._attention(node)
         if node.operator in _STATES:
             return self._recurrent(node)
-        if node.spec.view == "reshape":
+        if node.spec.view == "reshape" or self.values[self._only(node)].kind == MERGED:
             return self._reshaped(node)
         given = [self.values.get(name) for name in node.inputs]
         known = [value for value in given if value is not None]
@@ -185,8 +185,12 @@ class _Rules:
 
     def _reshaped(self, node: Node) -> dict[str, Value]:
         whole, (name,) = node.inputs[0], node.outputs
+        chain = [node]
         while self.values[whole].kind == MERGED:
-            whole = self.graph.producers[whole].inputs[0]
+            chain.insert(0, self.graph.producers[whole])
+            whole = chain[0].inputs[0]
+        if any(each.operator == "transpose" for each in chain):
+            return self._turned(chain)
         value, after = self.values[whole], self.graph.tensors[name].shape
         before, kind = self.graph.tensors[whole].shape, value.kind
         axis, samples = (_same_place(before, after, at) for at in (value.axis, value.samples))
@@ -201,6 +205,32 @@ class _Rules:
         shape = with_extent(after, axis, self.step.extents(kind)[0])
         (new,) = self.builder.apply("reshape", value.name, shape=shape, name=node.name)
         return {name: Value(new, axis, kind, samples=samples)}
+
+    def _turned(self, chain: Sequence[Node]) -> dict[str, Value]:
+        """Return the result of reshapes and transposes, of which the first merges rows' axes.
+
+        Where rows and samples are afterwards, arrays show that hold nothing but their numbers.
+        """
+        whole, node, names = chain[0].inputs[0], chain[-1], [each.outputs[0] for each in chain]
+        value, shapes = self.values[whole], [self.graph.tensors[name].shape for name in names]
+        if value.kind != ROWS:
+            raise Unknown(node.label)
+        before, axes = self.graph.tensors[whole].shape, []
+        rows, samples = (_numbers(before, axis) for axis in (value.axis, value.samples))
+        for each, shape in zip(chain, shapes):
+            rows, samples = (_view(each, numbers, shape) for numbers in (rows, samples))
+            axes.append(_place(rows, self.step.tokens))
+        place = _place(samples, self.step.samples)
+        known = [axis for axis in axes if axis is not None]
+        if place is None or len(known) < len(axes):
+            return {names[-1]: Value(node.label, -1, MERGED)}
+        new = value.name
+        for each, shape, axis in zip(chain, shapes, known):
+            if each.operator == "transpose":
+                (new,) = self.builder.apply("transpose", new, **each.attributes)
+            else:
+                (new,) = self.builder.apply("reshape", new, shape=with_extent(shape, axis, 1))
+        return {names[-1]: Value(new, known[-1], samples=place)}
 
     # Where tokens meet
 
@@ -381,3 +411,29 @@ def _same_place(before: Sequence[int], after: Sequence[int], at: int) -> int | N
         if extent == before[at] and int(np.prod(after[:axis])) == size
     )
     return next(fits, None)
+
+
+def _views(node: Node) -> bool:
+    """Return whether a node only gives the elements of its operand other places."""
+    return node.spec.view == "reshape" or node.operator == "transpose"
+
+
+def _view(node: Node, array: Array, shape: tuple[int, ...]) -> Array:
+    """Return what such a node makes of an array. shape: of the result."""
+    if node.operator == "transpose":
+        return np.transpose(array, node.attributes["permutation"])
+    return array.reshape(shape)
+
+
+def _numbers(shape: tuple[int, ...], axis: int) -> Array:
+    """Return an array whose elements are their places along an axis."""
+    numbers = np.arange(shape[axis], dtype=np.int32)
+    return np.broadcast_to(numbers.reshape(-1, *(1,) * (len(shape) - axis - 1)), shape)
+
+
+def _place(numbers: Array, extent: int) -> int | None:
+    """Return the axis along which elements are their places, and alike otherwise, or None."""
+    for axis, length in enumerate(numbers.shape):
+        if length == extent and np.array_equal(numbers, _numbers(numbers.shape, axis)):
+            return axis
+    return None

@@ -114,6 +114,15 @@ def without_nans(model: Model, x: Tensor, name: str) -> Tensor:
     return joined(model, model.matmul(model.where(model.is_nan(shares), zero, shares), v))
 
 
+def with_merged_heads(model: Model, x: Tensor, name: str) -> Tensor:
+    """Keys are turned with samples and heads as one axis, as newer exporters have it."""
+    q, k, v = (heads_of(model, x, 4, f"{name}.{part}") for part in "qkv")
+    k = model.transpose(model.reshape(k, (-1, LENGTH, 8)), (0, 2, 1))
+    k = model.reshape(k, (-1, 4, 8, LENGTH)) * 8**-0.5
+    scores = added(model, model.matmul(q, k), name)
+    return joined(model, model.matmul(model.softmax(scores), v))
+
+
 def in_rows(model: Model, x: Tensor, name: str) -> Tensor:
     """A sum, too, is of rows of all samples."""
     rows = model.reshape(layer(model, x, name), (-1, WIDTH))
@@ -181,6 +190,7 @@ CAUSAL: dict[str, Model] = {
     "spelled": gpt(spelled(added)),
     "one product": gpt(in_one_product),
     "without NaNs": gpt(without_nans),
+    "merged heads": gpt(with_merged_heads),
     "rows": gpt(in_rows),
     "rotary": gpt(spelled(chosen, rotary=True)),
     "lstm": gpt(lstm),
@@ -344,6 +354,12 @@ def samples_mixed(model: Model, x: Tensor, name: str) -> Tensor:
     return model.softmax(x, axis=0) + layer(model, x, name)
 
 
+def heads_mixed(model: Model, x: Tensor, name: str) -> Tensor:
+    """Turned and reshaped so that a row has numbers of several tokens."""
+    y = model.transpose(model.reshape(x, (-1, 4, 8, LENGTH)), (0, 1, 3, 2))
+    return model.reshape(y, (-1, LENGTH, WIDTH))
+
+
 @pytest.mark.parametrize(
     ("mixing", "where"),
     [
@@ -353,6 +369,7 @@ def samples_mixed(model: Model, x: Tensor, name: str) -> Tensor:
         (spelled(seeing_one), "softmax"),
         (other_softmax, "softmax"),
         (samples_mixed, "softmax"),
+        (heads_mixed, "reshape"),
     ],
 )
 def test_what_is_not_causal_is_found(mixing: Mixing, where: str) -> None:
