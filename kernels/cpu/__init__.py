@@ -37,7 +37,8 @@ _FAMILIES = (
     "onednn.quantized",
     "onednn.reorder",
     "onednn.sequences",
-    "openblas",
+    "openblas.matmul",
+    "openblas.convolution",
     "elementwise.epilogue",
     "recurrent.layers",
     "recurrent.cells",
@@ -94,6 +95,7 @@ def load(operator: str | None = None) -> None:
 
     if operator in _LOADED or None in _LOADED:
         return
+    _report()
     with _LOADING:  # workers bind in parallel
         table: dict[str, list[tuple[str, str]]] = _answers().answer("variants", _all)
         _answers().save()
@@ -112,13 +114,15 @@ def _all() -> dict[str, list[tuple[str, str]]]:
     """Register all variants; return where those of each operator are."""
     from soapstone.kernels import registry
 
+    served = onednn.available()
+    there = {"onednn.": served, "openblas.": not served and openblas.available()}
+    others = tuple(library for library, serves in there.items() if not serves)
     for family in _FAMILIES:
-        if onednn.available() or not family.startswith("onednn."):
+        if not family.startswith(others):
             importlib.import_module(f"{__name__}.{family}")
-    other = f"{__name__}.{'openblas' if onednn.available() else 'onednn'}."
     return {  # a program may have imported modules before, of the other library too
         name: sorted(
-            (place for place in places if not place[0].startswith(other)),
+            (p for p in places if not p[0].removeprefix(f"{__name__}.").startswith(others)),
             key=lambda place: _family_of(place[0]),
         )
         for name, places in registry.homes("cpu").items()
@@ -152,11 +156,17 @@ def ship(place: Path) -> None:
     _answers().ship({"variants": _all()}, place)
 
 
-if not onednn.available() and not onednn.disabled():
-    report(
-        f"oneDNN not found (looked in {', '.join(onednn.candidates())})",
-        "products and convolutions by OpenBLAS, slower; see `soapstone doctor`"
-        if openblas.available()
-        else "nor is OpenBLAS, so products and convolutions are NumPy's, many times slower; "
-        "pip install scipy-openblas32",
-    )
+@cache
+def _report() -> None:
+    """Say that a library is missing."""
+    if not onednn.available() and not onednn.disabled():
+        report(
+            f"oneDNN not found (looked in {', '.join(onednn.candidates())})",
+            "products and convolutions by OpenBLAS, slower; see `soapstone doctor`"
+            if openblas.available()
+            else "nor is OpenBLAS, so products and convolutions are NumPy's, many times slower; "
+            "pip install scipy-openblas32",
+        )
+
+
+onednn.Loading().begin()

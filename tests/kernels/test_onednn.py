@@ -126,6 +126,23 @@ def test_a_primitive_in_use_is_shared_however_many_were_made_since() -> None:
     assert made.count("second") == 2
 
 
+@pytest.mark.parametrize("named", ["off", "/nowhere/libdnnl.so.3", None])
+def test_what_loads_the_library_ahead_leaves_errors_to_who_asks(
+    monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    if named is None:
+        monkeypatch.delenv(library.VARIABLE, raising=False)
+        monkeypatch.setattr(library, "_files", lambda: iter(()))
+    else:
+        monkeypatch.setenv(library.VARIABLE, named)
+    raised = list[Any]()
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    loading = library.Loading()
+    loading.begin()
+    loading.wait()
+    assert not loading.is_alive() and not raised
+
+
 def test_the_library_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onednn.available()
     assert onednn.version().startswith("3.")

@@ -10,15 +10,16 @@ import ctypes as C
 import os
 import site
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from soapstone import system
 from soapstone.kernels.entry import Declined
-from soapstone.locks import Lock
+from soapstone.locks import Lock, wait_for
 from soapstone.native.threads import openmp
 
 VARIABLE = "SOAPSTONE_ONEDNN"
@@ -179,15 +180,20 @@ def candidates() -> tuple[str, ...]:
     return tuple(_candidates())
 
 
+def _files() -> Iterator[str]:
+    """Yield the files of Python's environments."""
+    roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
+    files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
+    yield from (str(file) for file in files if file.exists())
+
+
 def _candidates() -> Iterator[str]:
     """Yield the names one by one: to ask the system for one takes programs that it runs."""
     named = os.environ.get(VARIABLE)
     if named:
         yield from () if named == OFF else (named,)
         return
-    roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
-    files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
-    yield from (str(file) for file in files if file.exists())
+    yield from _files()
     from ctypes.util import find_library
 
     installed = find_library("dnnl")
@@ -228,6 +234,25 @@ def _load(name: str) -> C.CDLL:
         )
     handle.dnnl_set_primitive_cache_capacity(_CACHED)
     return handle
+
+
+class Loading(threading.Thread):
+    """A thread that has the system load the library, while others import what will use it."""
+
+    def run(self) -> None:
+        """Load a file; what is wrong with it is told to who asks for the library."""
+        with suppress(OSError, StopIteration):
+            C.CDLL(os.environ.get(VARIABLE) or next(_files()))
+
+    def begin(self) -> None:
+        """Begin; a fork waits for the end."""
+        with suppress(RuntimeError):  # no more threads
+            self.start()
+            wait_for(self)
+
+    def wait(self) -> None:
+        """Wait until the library is loaded."""
+        self.join()
 
 
 @cache
