@@ -18,7 +18,7 @@ import numpy as np
 from soapstone import system
 from soapstone.dtypes import learn, name_of
 from soapstone.native import shared
-from soapstone.native.arrays import array_at, bytes_at, start
+from soapstone.native.arrays import array_at, bytes_at, reach, start
 from soapstone.native.memory import LINE, Array, Block, Entry, Scratch, aligned, extent
 from soapstone.native.promises import promise_of
 
@@ -54,7 +54,11 @@ class _Kept:
     def array(self, array: Array) -> None:
         if array.size and id(array) not in self.arrays:
             promise = promise_of(array)
-            if promise is None or "contents" in promise.known:
+            if promise is None:  # of most, and then not asked again
+                first = start(array)
+                low, high = reach(array.shape, array.strides, array.itemsize)
+                self.arrays[id(array)] = _Span(first + low, first + high, array)
+            elif "contents" in promise.known:
                 self.arrays[id(array)] = _Span(*extent(array), array)
 
     def block(self, block: Block) -> None:
