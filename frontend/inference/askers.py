@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from soapstone.frontend.inference.endings import at_end
+from soapstone.frontend.inference.futures import Answer
 
 _Asked = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
@@ -39,7 +40,7 @@ class Askers:
 
     def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
         """Return the future of a call."""
-        future: Future[Any] = Future()
+        future = Answer[Any]()
         self._asked.put((future, function, given))
         return future
 

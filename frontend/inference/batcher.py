@@ -20,13 +20,14 @@ import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend.inference.endings import at_end
+from soapstone.frontend.inference.futures import Answer
 from soapstone.frontend.inference.session import InferenceSession, interrupts
 from soapstone.frontend.inference.sources import Field
 from soapstone.ir.tensor import Array
 from soapstone.runtime import StoppedError
 from soapstone.runtime.forks import FORKED, tell
 
-Answer = dict[str, Array]
+Outputs = dict[str, Array]
 _KEYS = 1024  # of which it is kept whether samples meet
 
 
@@ -54,7 +55,7 @@ class _Request:
     key: tuple[Any, ...]
     caller: int
     until_s: float
-    answer: Future[Answer]
+    answer: Answer[Outputs]
 
 
 class Batcher:
@@ -143,7 +144,7 @@ class Batcher:
         """Why requests of the last shapes are not joined: where samples meet in their graphs."""
         return tuple(dict.fromkeys(filter(None, self._meeting.values())))
 
-    def run(self, inputs: Mapping[str, Any] | Any) -> Answer:
+    def run(self, inputs: Mapping[str, Any] | Any) -> Outputs:
         """Return the outputs by name, as `InferenceSession.run`; waits for them.
 
         inputs: as of `InferenceSession.run`.
@@ -153,7 +154,7 @@ class Batcher:
         """
         return self.run_async(inputs).result()
 
-    def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[Answer]:
+    def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[Outputs]:
         """Return a future of `run`, which may be cancelled until it runs.
 
         inputs: as of `InferenceSession.run`; they must not change until the future is done.
@@ -171,7 +172,7 @@ class Batcher:
         samples = next(iter(sizes.values()))
         key = tuple(array.shape[1:] for array in given.values())
         until_s = time.monotonic() + self._delay_s
-        request = _Request(given, samples, key, threading.get_ident(), until_s, Future())
+        request = _Request(given, samples, key, threading.get_ident(), until_s, Answer())
         with self._lock:
             if self._gone:
                 raise StoppedError(FORKED)
@@ -280,7 +281,7 @@ class Batcher:
         """Run requests together, or each by itself if that fails; return functions that answer."""
         samples = sum(each.samples for each in group)
         size = self._size(samples)
-        answers: list[Answer | BaseException] = []
+        answers: list[Outputs | BaseException] = []
         runs = 1
         try:
             if (len(group) == 1 and size == samples) or not self._meet(group, size):
@@ -307,7 +308,7 @@ class Batcher:
 
         return give
 
-    def _alone(self, request: _Request) -> Answer | BaseException:
+    def _alone(self, request: _Request) -> Outputs | BaseException:
         try:
             return self._session.run(request.given)
         except Exception as error:
@@ -333,7 +334,7 @@ class Batcher:
             return samples
         return min(1 << (samples - 1).bit_length(), self._most)
 
-    def _run(self, group: list[_Request], samples: int, size: int) -> list[Answer]:
+    def _run(self, group: list[_Request], samples: int, size: int) -> list[Outputs]:
         if len(group) == 1 and size == samples:
             return [self._session.run(group[0].given)]
         given = {}

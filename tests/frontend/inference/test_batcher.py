@@ -162,6 +162,25 @@ def test_an_error_goes_to_the_request_that_caused_it(monkeypatch: pytest.MonkeyP
             batcher.run_async(np.ones((1, 2, 5), np.float32))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_callback_that_would_end_its_thread_is_reported(
+    joined: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tagger() as session, Batcher(session) as batcher:
+        ask = batcher.run_async if joined else session.run_async
+        goes, later = threading.Event(), threading.Event()
+        run = session.run
+        monkeypatch.setattr(session, "run", lambda inputs: goes.wait(60) and run(inputs))
+        x = np.ones((1, 2, 4), np.float32)
+        first = ask(x)
+        first.add_done_callback(lambda _: sys.exit("enough"))
+        first.add_done_callback(lambda _: later.set())
+        goes.set()
+        assert later.wait(60)
+        assert "a callback raised SystemExit" in caplog.text
+        assert ask(x).result(60).keys() == {"y"}
+
+
 def test_samples_that_meet_are_not_joined() -> None:
     nodes = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
     x = np.random.default_rng(4).standard_normal((4, 2, 4), np.float32)
