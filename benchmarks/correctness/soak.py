@@ -4,7 +4,8 @@
 
 Requests (tests/helpers/soak.py) follow from the seed. After each tenth of them all threads
 rest, and what the process has in memory is looked at: it must not grow. A row has how many answers
-were wrong, megabytes after a tenth, half and all, and how many shapes were asked for.
+were wrong, megabytes after a tenth, half and all, and how many shapes were asked for. Where
+megabytes grow and objects do not, it is gaps in the memory that C's `malloc` has from the system.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def main() -> None:
         "MB after a tenth": megabytes[0],
         "MB after half": megabytes[SHARES // 2 - 1],
         "MB at the end": megabytes[-1],
+        "objects after half": report.objects[SHARES // 2 - 1],
+        "objects at the end": report.objects[-1],
         "threads at rest": f"{report.threads[0]} to {report.threads[-1]}",
         "requests a second": given.requests / seconds,
     }

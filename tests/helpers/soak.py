@@ -180,13 +180,15 @@ class Report:
 
     Attributes:
         done: how many were answered, by service and way in. wrong: what was wrong, in words.
-        resident: bytes in memory after each share of them, all threads at rest. threads: of the
-            process then. shapes: how many different ones were asked for.
+        resident: bytes in memory after each share of them, all threads at rest. objects: those that
+            the collector of garbage knows then. threads: of the process then. shapes: how many
+            different ones were asked for.
     """
 
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
+    objects: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     shapes: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
@@ -214,6 +216,7 @@ def serve(served: list[Service], requests: int, callers: int, seed: int, shares:
             thread.join()
         gc.collect()
         report.resident.append(resident_bytes())
+        report.objects.append(len(gc.get_objects()))
         report.threads.append(threading.active_count())
     return report
 
