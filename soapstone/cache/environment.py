@@ -30,7 +30,13 @@ class CacheWarning(UserWarning):
 _SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_", "SOAPSTONE_CHECKED")
 _NO_SETTINGS = ("CACHE", "DEBUG", "VERBOSE", "NUM_THREADS", "WARNINGS", "DISABLE_PERFORMANCE")
 # What Linux calls features of x86-64 that LLVM calls otherwise, of those that are asked for.
-_FLAGS = {"bmi": "bmi1", "lzcnt": "abm", "avx512bf16": "avx512_bf16", "avx512vnni": "avx512_vnni"}
+_FLAGS = {
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512bf16": "avx512_bf16",
+    "avx512vnni": "avx512_vnni",
+    "avx512vp2intersect": "avx512_vp2intersect",
+}
 
 
 def folder() -> Path:

@@ -88,9 +88,9 @@ def test_another_shape_finds_what_was_packed(monkeypatch: pytest.MonkeyPatch) ->
     made: list[tuple[int, ...]] = []
     real = nbits._packed
 
-    def counted(kind: Any, w: Array, scales: Array, zeros: Any) -> Array:
+    def counted(kind: Any, together: int, w: Array, scales: Array, zeros: Any) -> Array:
         made.append(w.shape)
-        return real(kind, w, scales, zeros)
+        return real(kind, together, w, scales, zeros)
 
     monkeypatch.setattr(nbits, "_packed", counted)
     model = Model("rows", seed=1)

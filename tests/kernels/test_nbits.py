@@ -8,7 +8,8 @@ from helpers.kernel_calls import bound, near, reference, run
 
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE
 from soapstone.ir.tensor import Array
-from soapstone.kernels.cpu.products.nbits_dots import has_dots
+from soapstone.kernels.cpu.products.nbits import _by_dots, _product
+from soapstone.kernels.cpu.products.nbits_dots import LAYOUTS, PLANES, Layout, has_dots
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import run as status_of
 
@@ -97,6 +98,22 @@ def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
             wrong = np.abs(y[row] - wanted[row]).max()
             assert wrong <= 1e-6 * np.abs(wanted[row]).max() + 1e-33
         assert not np.isfinite(y[2]).any()
+
+
+@pytest.mark.skipif(not has_dots(4), reason="this processor adds no products of bytes")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_panels_that_lie_together_make_the_same_products(layout: Layout) -> None:
+    body = _by_dots(4, True, PLANES, layout)
+    attributes = {"bits": 4, "zeros": True, "numbers": "integer", "coarse": False}
+    known = frozenset(range(1, 4))
+    for rows, depth, columns in ((1, 96, 70), (1, 32, 16), (2, 64, 17), (3, 160, 48), (5, 32, 130)):
+        arrays = operands(rows, depth, columns, 32, 4, True)
+        (wanted,) = reference("matmul_nbits", arrays, attributes)
+        for threads in (1, 3):
+            y = np.full(wanted.shape, np.nan, np.float32)
+            call = Call("matmul_nbits", attributes, tuple(arrays), (y,), threads, known)
+            run(_product(call, {(4, True, WHOLE): body}, PLANES, layout))
+            near(y, wanted)
 
 
 @pytest.mark.skipif(not has_dots(4), reason="this processor adds no products of bytes")

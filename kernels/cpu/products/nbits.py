@@ -1,9 +1,10 @@
 """Products with constant weights of few bits, which stay packed and are unpacked in registers.
 
 Weights lie in panels of 16 columns, a word of each column side by side, so that one shift takes the
-next number of all sixteen; each block is followed by its scales. A thread reads one contiguous
-piece of memory, once for all rows where they are few. Where the processor adds products of bytes
-(`dots`), x becomes bytes first, and weights need no unpacking to floating point.
+next number of all sixteen; each block is followed by its scales. Lines of a few panels may
+alternate (`Layout`). A thread reads one contiguous piece of memory, once for all rows where they
+are few. Where the processor adds products of bytes (`dots`), x becomes bytes first, and weights
+need no unpacking to floating point.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE, block_of
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.products import nbits_dots, nbits_lanes
+from soapstone.kernels.cpu.products.nbits_dots import LAYOUT, Layout
 from soapstone.kernels.cpu.products.nbits_lanes import factor_of
 from soapstone.kernels.cpu.products.panels import reading_of
 from soapstone.kernels.cpu.substrate.layout import is_float32
@@ -32,24 +34,26 @@ from soapstone.native.shared import packed
 from soapstone.native.threads.parallel import parallel_for, useful_threads
 
 _LANES = 16
+_SINGLE = Layout(1, 1)
 _LONGEST = 1 << 15  # numbers of a block whose sums of bytes stay within 32 bits
 # steps: bytes from one row to the next; panel: bytes of the weights of 16 columns.
 _NBITS = Fields("rows depth columns block weights panel x x_step y y_step reading")
 _nbits_of = _NBITS.at
 
 
-def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) -> Native:
-    """Return the loop over panels, by the blocks of one row, of two, and of many by a few panels.
+def _body(products: list[Any], many: int, layout: Layout) -> Native:
+    """Return the loop over panels, by groups that lie together.
 
-    wide: the block of one row by several panels, which a single row takes. pair: panels of many.
+    products: the blocks of one row, of two, of many by a pair of panels, and of one by several.
     """
-    one, two, most = products
+    one, two, most, wide = products
+    several, pair, together = layout
 
     @native("body")
     def nbits(block: Any, begin: int, end: int) -> int:
         w = _nbits_of(block)
         room = stack(1024)
-        panel = begin
+        panel, end = begin * together, min(end * together, (w.columns + _LANES - 1) // _LANES)
         while w.rows == 1 and panel + several <= end:
             wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room, w.reading)
             count = min(several * _LANES, w.columns - panel * _LANES)
@@ -70,7 +74,8 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
                     done += many
             last = panel + width
             while panel < last:
-                weights = w.weights + panel * w.panel
+                apart = panel % together
+                weights = w.weights + (panel - apart) * w.panel + apart * _LANES * 4
                 count = min(_LANES, w.columns - panel * _LANES)
                 row = done
                 while row < w.rows:
@@ -100,17 +105,19 @@ _NARROW: list[_Kind] = [
 
 def _by_floats(kind: _Kind) -> Native:
     products = nbits_lanes.products(*kind)
-    return _body(products, nbits_lanes.MANY, 1, products[0], 1)
+    return _body([*products, products[0]], nbits_lanes.MANY, _SINGLE)
 
 
-def _by_dots(bits: int, zeros: bool, planes: int) -> Native:
-    products, wide = (make(bits, zeros, planes) for make in (nbits_dots.products, nbits_dots.wide))
-    return _body(products, nbits_dots.MANY[planes], nbits_dots.PAIR, wide, nbits_dots.SEVERAL)
+def _by_dots(bits: int, zeros: bool, planes: int, layout: Layout) -> Native:
+    products = nbits_dots.products(bits, zeros, planes, layout)
+    return _body(products, nbits_dots.MANY[planes], layout)
 
 
 _FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_NARROW)}
 _DOTS = {  # by the bytes of a number of x
-    planes: {kind: _by_dots(*kind[:2], planes) for kind in _KINDS if nbits_dots.has_dots(kind[0])}
+    planes: {
+        kind: _by_dots(*kind[:2], planes, LAYOUT) for kind in _KINDS if nbits_dots.has_dots(kind[0])
+    }
     for planes in nbits_dots.MANY
 }
 
@@ -141,19 +148,20 @@ _BYTES = {
 }
 
 
-def _packed(kind: _Kind, w: Array, scales: Array, zeros: Sequence[Array]) -> Array:
-    """Return weights (n, blocks, bytes) in panels: (panels, blocks, lines, 16) words."""
+def _packed(kind: _Kind, together: int, w: Array, scales: Array, zeros: Sequence[Array]) -> Array:
+    """Return weights (n, blocks, bytes) in panels: (groups, blocks, lines, together, 16) words."""
     bits, _, numbers = kind
     w, scales = held(w), held(scales)
     columns, blocks, nbytes = w.shape
     words = nbytes // 4
-    panels = -(-columns // _LANES)
-    made = aligned_array((panels, blocks, words + 1 + len(zeros), _LANES), np.uint32)
+    groups = -(-columns // (together * _LANES))
+    made = aligned_array((groups, blocks, words + 1 + len(zeros), together, _LANES), np.uint32)
 
     def place(line: int | slice, part: Array) -> None:
-        full = np.zeros((panels * _LANES, *part.shape[1:]), np.uint32)
+        full = np.zeros((groups * together * _LANES, *part.shape[1:]), np.uint32)
         full[:columns] = part
-        made[:, :, line] = np.moveaxis(full.reshape(panels, _LANES, *part.shape[1:]), 1, -1)
+        apart = full.reshape(groups, together, _LANES, *part.shape[1:])
+        made[:, :, line] = np.moveaxis(apart, (1, 2), (-2, -1))
 
     if numbers != WHOLE:
         scales = scales * factor_of(numbers)
@@ -171,7 +179,7 @@ def _packed(kind: _Kind, w: Array, scales: Array, zeros: Sequence[Array]) -> Arr
 def dots(call: Call) -> Entry | None:
     """Return the entry of a product by sums of products of bytes, where processors have them."""
     planes = 1 if call.attributes["coarse"] else nbits_dots.PLANES
-    return _product(call, _DOTS[planes], planes)
+    return _product(call, _DOTS[planes], planes, LAYOUT)
 
 
 @variant("matmul_nbits", "panels", promises=True)
@@ -180,7 +188,9 @@ def matmul_nbits(call: Call) -> Entry | None:
     return _product(call, _FLOATS)
 
 
-def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry | None:
+def _product(
+    call: Call, bodies: dict[_Kind, Native], planes: int = 0, layout: Layout = _SINGLE
+) -> Entry | None:
     """Return the entry of a product. planes: the bytes that numbers of x become, 0: they do not."""
     (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
     bits, numbers, depth = call.attributes["bits"], call.attributes["numbers"], x.shape[-1]
@@ -203,7 +213,8 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         entries.append(copy(dense, x, call.threads))
         x = dense
     others = scales, *zeros
-    weights = packed(w, ("nbits", kind), lambda w: _packed(kind, w, scales, zeros), others)
+    key = "nbits", kind, layout.together
+    weights = packed(w, key, lambda w: _packed(kind, layout.together, w, scales, zeros), others)
     rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
     if planes:
         heads = -(-depth // size) * nbits_dots.HEAD
@@ -223,7 +234,7 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         columns=columns,
         block=size,
         weights=weights,
-        panel=weights[0].nbytes,
+        panel=weights[0].nbytes // layout.together,
         x=x,
         x_step=x_step,
         y=y,

@@ -8,7 +8,7 @@ Where a file says that one byte will do, it is one.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -28,6 +28,7 @@ from soapstone.native.lanes import (
     load_one,
     load_some,
     maximum,
+    prefetch,
     store_lanes,
     stretch,
     where,
@@ -56,9 +57,24 @@ def has_dots(bits: int) -> bool:
     return _in_one() or (bits <= 4 and "avx2" in features() and "avx512f" not in features())
 
 
-# Panels at a time for one row; for many rows, and these by bytes of a number of x: as many as there
-# are registers for. Panels that share rows read half as much of x each.
-SEVERAL, PAIR = (4, 2) if _in_one() else (2, 1)
+class Layout(NamedTuple):
+    """How panels of weights are taken, and how they lie.
+
+    several: panels at a time for one row; pair: for many. Those that share rows read half as much
+    of x each. together: panels whose lines alternate in memory; one, or what the others are
+    multiples of.
+    """
+
+    several: int
+    pair: int
+    together: int = 1
+
+
+LAYOUTS = (Layout(4, 2), Layout(2, 2, 2)) if _in_one() else (Layout(2, 1),)
+# Zen 5 reads one stream faster than four, where it is asked for at an even pace.
+LAYOUT = LAYOUTS[-1 if {"avx512vp2intersect", "sse4a"} <= features() else 0]
+_AHEAD = 144 * _LINE  # bytes by which one stream is asked for before it is used
+# Rows at a time, by bytes of a number of x: as many as there are registers for.
 MANY = {3: 2, 1: 8} if _in_one() else {3: 2, 1: 4}
 
 
@@ -167,8 +183,9 @@ def _dots(total: Lanes, unsigned: Lanes, signed: Lanes) -> Lanes:
     return total + Lanes(b, b.shuffle_vector(*sums, whole))
 
 
-def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any:
+def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int, together: int) -> Any:
     per = 32 // bits  # numbers in a word
+    row_of_lines = _LINE * together  # bytes from a panel's line to its next
     halves = per // 4
     # Of sums, which take the words of x in turns: fewer would wait for one another.
     sets = halves if _in_one() and rows * panels * planes < 10 else 1
@@ -185,17 +202,16 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
         """Write the products of rows with panels as `nbits_lanes` has them.
 
         x: the first row's heads, followed by its planes; step: bytes from a row to the next. depth:
-        numbers in a row; block: in a block. weights: the first panel's address; panels are read
-        side by side, since prefetchers end at a page's bound. to: (rows, panels, 16).
-        reading: see `panels_lanes.READINGS`.
+        numbers in a row; block: in a block. weights: the first panel's address; panels that do not
+        lie together are read side by side, since prefetchers end at a page's bound. to: (rows,
+        panels, 16). reading: see `panels_lanes.READINGS`, of panels that do not lie together.
         """
         b = depth.builder
         zero = Lanes(b, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
         none = Lanes(b, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
-        words = (block >> (per.bit_length() - 1)) * _LINE  # bytes of a block's words
-        size = words + _LINE * (2 if zeros else 1)
+        words = (block >> (per.bit_length() - 1)) * row_of_lines  # bytes of a block's words
+        size = words + row_of_lines * (2 if zeros else 1)
         blocks = Lanes(b, b.udiv((depth + block - 1).value, block.value))
-        panel = blocks * size
         heads = [x + step * row for row in range(rows)]
         cells = [(row, number) for row in range(rows) for number in range(panels)]
         plane = plane_of(depth)
@@ -205,7 +221,10 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
 
         def turn(number: Lanes, sums: list[Lanes]) -> list[Lanes]:
             start = number * block
-            at = [weights + panel * place + number * size for place in range(panels)]
+            at = []
+            for place in range(panels):
+                group, line = divmod(place, together)
+                at.append(weights + (blocks * group + number) * size + line * _LINE)
             rest = depth - start
             count = Lanes(b, b.select((rest < block).value, rest.value, block.value))
             begin = []
@@ -216,9 +235,12 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
 
             def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
                 held = list(held)
-                lines = [each + (k >> (per.bit_length() - 1)) * _LINE for each in at]
+                lines = [each + (k >> (per.bit_length() - 1)) * row_of_lines for each in at]
                 for line in lines:
-                    ask(reading, line)
+                    if together > 1:
+                        prefetch(line + _AHEAD)
+                    else:
+                        ask(reading, line)
                 lanes = [load_lanes(line, 0, I32) for line in lines]
                 for half in range(halves):
                     numbers = lanes
@@ -247,7 +269,8 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                 scales = load_one(head, F32).splat() * load_lanes(end, 0)
                 total = _whole(parts) * scales + sums[cell]
                 if zeros:
-                    total = load_one(head + 4, F32).splat() * load_lanes(end, LANES) + total
+                    shifts = load_lanes(end + row_of_lines, 0)
+                    total = load_one(head + 4, F32).splat() * shifts + total
                 made.append(total)
             return made
 
@@ -263,12 +286,10 @@ def plane_of(depth: Any) -> Any:
     return ((depth + 15) >> 4) * 16 + 16
 
 
-def products(bits: int, zeros: bool, planes: int) -> list[Any]:
-    """Return the blocks of one row and of two by a panel, and of `MANY` by `PAIR`."""
-    sizes = (1, 1), (2, 1), (MANY[planes], PAIR)
-    return [_product(*size, bits, zeros, planes) for size in sizes]
+def products(bits: int, zeros: bool, planes: int, layout: Layout) -> list[Any]:
+    """Return the blocks of one row and of two by a panel, and of many and of one by the layout's.
 
-
-def wide(bits: int, zeros: bool, planes: int) -> Any:
-    """Return the block of one row by `SEVERAL` panels."""
-    return _product(1, SEVERAL, bits, zeros, planes)
+    layout: whose `pair` is for `MANY` rows, and `several` for one.
+    """
+    sizes = (1, 1), (2, 1), (MANY[planes], layout.pair), (1, layout.several)
+    return [_product(*size, bits, zeros, planes, layout.together) for size in sizes]
