@@ -27,7 +27,7 @@ from soapstone.frontend.onnx.file.schema import (
 )
 from soapstone.frontend.onnx.file.tensors import array_of
 from soapstone.frontend.onnx.nodes import needed, placed, without
-from soapstone.frontend.onnx.support import operator_name, unsupported
+from soapstone.frontend.onnx.support import INSTEAD, operator_name, unsupported
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
 from soapstone.frontend.onnx.values import (
     MICROSOFT,
@@ -256,10 +256,12 @@ class Importer:
         """Return the error that names all operators of the file that are not supported."""
         others = [name for name in unsupported(self.source) if name != operator_name(node)]
         nor = f", nor are {', '.join(others)}" if others else ""
-        return UnsupportedError(
-            f"{label} is not supported{nor}; a function of the model may define it, or an operator"
-            " of a package of your own (docs/onnx.md)"
+        how = INSTEAD.get(
+            (domain_of(node.domain), node.op_type),
+            "a function of the model may define it, or an operator of a package of your own"
+            " (docs/onnx.md)",
         )
+        return UnsupportedError(f"{label} is not supported{nor}; {how}")
 
     def expand(
         self,

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     import onnx
 
 
+# What to do where a file has one of these, which are not read.
+_SEARCHES = (
+    "it searches with a decoder that the file holds inside it; write that decoder as a file of its"
+    " own, whose tokens `InferenceSession.generate` finds greedily or draws"
+)
+INSTEAD = {
+    (MICROSOFT, name): _SEARCHES
+    for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")
+}
+
+
 def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those of their subgraphs."""
     todo = list(nodes)[::-1]

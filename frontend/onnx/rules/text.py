@@ -132,6 +132,48 @@ def tokenizer(n: Call) -> Value:
     return n.known(made.reshape(*x.shape, width))
 
 
+@rule("MurmurHash3", domain=MICROSOFT)
+def murmur_hash(n: Call) -> Value:
+    """The hash of each text, or of the bytes of each number: unsigned if `positive`."""
+    x = n.array(0, apart=True)
+    if n.value().is_text:
+        parts = [text.encode("utf-8", "surrogatepass") for text in x.flat]
+    elif x.dtype.kind in "iuf" and x.dtype.itemsize in (4, 8):
+        parts = [number.tobytes() for number in x.flat]
+    else:
+        raise OnnxError(f"{n.value().spec} found; texts, or numbers of 4 or 8 bytes, needed")
+    found = np.empty(x.size, np.uint32)
+    lengths = np.array([len(part) for part in parts], np.int64)
+    for length in np.unique(lengths).tolist():
+        at = np.flatnonzero(lengths == length)
+        found[at] = _hashed(b"".join(parts[i] for i in at), length, n.attribute("seed", 0))
+    kind = np.uint32 if n.attribute("positive", 1) else np.int32
+    return n.known(found.view(kind).reshape(x.shape))
+
+
+def _hashed(data: bytes, length: int, seed: int) -> Array:
+    """Return the 32-bit MurmurHash3 of parts of equal lengths, one after another.
+
+    Source: Appleby, SMHasher, MurmurHash3_x86_32.
+    """
+
+    def rotated(x: Array, by: int) -> Array:
+        return np.asarray((x << np.uint32(by)) | (x >> np.uint32(32 - by)))
+
+    count = len(data) // length if length else 1
+    words = np.zeros((count, -(-length // 4) * 4), np.uint8)
+    words[:, :length] = np.frombuffer(data, np.uint8).reshape(count, length)
+    made = np.full(count, seed & 0xFFFFFFFF, np.uint32)
+    for place, word in enumerate(words.view("<u4").T, 1):
+        made ^= rotated(word * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+        if 4 * place <= length:  # not a tail
+            made = rotated(made, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    made ^= np.uint32(length)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        made = (made ^ (made >> np.uint32(shift))) * np.uint32(factor)
+    return made
+
+
 @rule("TfIdfVectorizer")
 def tf_idf_vectorizer(n: Call) -> Value:
     x = n.array(0, apart=True)

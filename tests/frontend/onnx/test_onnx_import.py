@@ -416,6 +416,9 @@ def test_what_is_not_supported_is_named() -> None:
         "g (uint8[2] x) => (uint8[a, b, c] y) { y = ImageDecoder(x) }": r"node 0 \(ImageDecoder\)",
         "g (complex64[2] x) => (complex64[2] y) { y = Neg(x) }": "input 'x': type complex64",
         "g (float[2] x) => (float[2] y) { y = own.thing(x) }": "operator 'thing' of domain 'own'",
+        "g (int32[1, 2] x) => (int32[1, 9] y) { y = com.microsoft.GreedySearch(x) }": (
+            "'GreedySearch' of .* it searches with a decoder .* `InferenceSession.generate` finds"
+        ),
     }
     for text, message in texts.items():
         with pytest.raises(UnsupportedError, match=message):

@@ -115,6 +115,22 @@ def test_texts_are_as_onnx_runtime_has_them(name: str) -> None:
                 np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.parametrize("options", ["positive = 0", "positive = 1, seed = 7", "seed = -3"])
+@pytest.mark.parametrize("kind", ["string", "int32", "int64", "float", "double"])
+def test_texts_and_numbers_are_hashed(kind: str, options: str) -> None:
+    made = "int32" if options == "positive = 0" else "uint32"
+    call = f"com.microsoft.MurmurHash3<{options}>(x)"
+    model = model_of(f"({kind}[n, m] x) => ({made}[n, m] y) {{ y = {call} }}")
+    words = texts(["", "a", "ab", "abc"], ["abcd", "naïve", "x" * 31, "abc"])
+    types = {"float": "float32", "double": "float64"}
+    x = words if kind == "string" else np.arange(-4, 4).reshape(2, 4).astype(types.get(kind, kind))
+    (needed,) = theirs.InferenceSession(model).run(None, {"x": x})
+    with InferenceSession(from_onnx(model), threads=1) as session:
+        (found,) = session.run(x).values()
+    assert found.dtype == needed.dtype
+    np.testing.assert_array_equal(found, needed)
+
+
 @pytest.mark.parametrize("rows", [2, 0])
 def test_texts_are_padded_with_text(rows: int) -> None:
     """ONNX Runtime has no padding of texts."""
