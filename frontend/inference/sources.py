@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_texts
 from soapstone.frontend.onnx.texts import TEXT
@@ -35,7 +37,7 @@ class Field:
         name: of the input. dtype: its element type, such as "float32".
         shape: a number, a symbolic name or None for each axis.
         holds: ("sequence",) for a list of tensors of any shape, ("optional",) for a value that may
-            be None, or both, the outer one first.
+            be None, or both, the outer one first; ("map",) for a dict of numbers or texts.
         ranked: whether it is known how many axes there are; if not, shape is empty.
     """
 
@@ -203,9 +205,30 @@ def _held(value: Any, field: Field, holds: tuple[str, ...], where: str) -> Any:
         return array
     if holds[0] == "optional":
         return None if value is None else _held(value, field, holds[1:], where)
+    if holds[0] == "map":
+        return _as_map(value, field, where)
     if not isinstance(value, list | tuple):
         raise DataError(f"{where}: {type(value).__name__} found, a list of arrays needed")
     return tuple(_held(v, field, holds[1:], f"{where}[{i}]") for i, v in enumerate(value))
+
+
+def _as_map(value: Any, field: Field, where: str) -> tuple[Array, Array]:
+    """Return the keys of a dict, texts or integers, and its values, as runs take them."""
+    keys = list(value) if isinstance(value, Mapping) else [None]
+    if not all(isinstance(k, str) for k in keys) and not all(type(k) is int for k in keys):
+        kind = type(value).__name__
+        raise DataError(f"{where}: {kind} found, a dict whose keys are all str or all int needed")
+    values = list(value.values())
+    if field.dtype == TEXT:
+        held = as_texts(values, where)
+    else:
+        held = np.asarray(values, None if values else field.dtype)
+        if not np.can_cast(held.dtype, field.dtype, "same_kind"):
+            raise DataError(f"{where}: values of {held.dtype} found, {field} needed")
+        held = held.astype(field.dtype)
+    if held.ndim != 1:
+        raise DataError(f"{where}: values of shape {held.shape[1:]} found, numbers or texts needed")
+    return np.array(keys, object if keys and isinstance(keys[0], str) else np.int64), held
 
 
 def _as_array(value: Any, field: Field, where: str) -> Array:

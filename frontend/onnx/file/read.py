@@ -279,6 +279,9 @@ def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
         holds.append(kind.removesuffix("_type"))
         inner = getattr(inner, kind).elem_type
         kind = inner.WhichOneof("value")
+    if kind == "map_type" and what == "input" and not holds:
+        holds, inner = ["map"], inner.map_type.value_type
+        kind = inner.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "no type").removesuffix("_type").replace("_", " ")
         raise UnsupportedError(f"{where}: {found} found, a tensor needed")

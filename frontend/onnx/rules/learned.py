@@ -9,6 +9,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.text import cast_text
 from soapstone.frontend.onnx.texts import is_text, places_of
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
@@ -182,6 +183,55 @@ def feature_vectorizer(n: Call) -> Value:
 def zip_map(n: Call) -> Value:
     """The scores themselves, a column for each label, where ONNX has a dictionary a sample."""
     return n.value()
+
+
+@rule("DictVectorizer", domain=DOMAIN)
+def dict_vectorizer(n: Call) -> Value:
+    """A row with a column for each word of a vocabulary, 0 for those that a map leaves out."""
+    keys, values = _map(n)
+    words = _first(n, "string_vocabulary", "int64_vocabulary")
+    _check_keys(keys, is_text(words))
+    made = np.full((1, words.size), "" if is_text(values) else 0, values.dtype)
+    places = places_of(words, keys)
+    made[0, places[places < words.size]] = values[places < words.size]
+    return n.known(made)
+
+
+@rule("CastMap", domain=DOMAIN)
+def cast_map(n: Call) -> Value:
+    """The values of a map by ascending keys; if sparse, each at the place that its key is."""
+    keys, values = _map(n)
+    _check_keys(keys, False)
+    to = n.text("cast_to", "TO_FLOAT", ("TO_FLOAT", "TO_INT64", "TO_STRING"))
+    if to == "TO_STRING":
+        row = values if is_text(values) else np.array([f"{x:f}" for x in values], object)
+    else:
+        kind = "float32" if to == "TO_FLOAT" else "int64"
+        row = n.array(cast_text(n, n.known(values), kind)) if is_text(values) else values
+        row = row.astype(kind)
+    if n.text("map_form", "DENSE", ("DENSE", "SPARSE")) == "DENSE":
+        return n.known(row[np.argsort(keys)][None])
+    if keys.min(initial=0) < 0:
+        raise OnnxError(f"key {keys.min()} found; 0 or more needed")
+    made = np.full((1, n.attribute("max_map", 1)), "0.f" if is_text(row) else 0, row.dtype)
+    here = keys < made.size
+    made[0, keys[here]] = row[here]
+    return n.known(made)
+
+
+def _map(n: Call) -> tuple[Array, Array]:
+    """Return the keys and values of input 0."""
+    slot = n.inputs[0] if n.has(0) else None
+    if not isinstance(slot, tuple) or len(slot) != 2:
+        raise OnnxError("input 0: no map found; one needed")
+    keys, values = (n.array(each, apart=True) for each in slot)
+    return keys, values
+
+
+def _check_keys(keys: Array, texts: bool) -> None:
+    if keys.size and is_text(keys) != texts:
+        kinds = ("integers", "texts")
+        raise OnnxError(f"keys are {kinds[is_text(keys)]}; {kinds[texts]} needed")
 
 
 @rule("LabelEncoder", domain=DOMAIN)
