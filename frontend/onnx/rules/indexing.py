@@ -134,15 +134,14 @@ def non_zero(n: Call) -> Value:
 
 @rule("Compress")
 def compress(n: Call) -> Value:
-    x, keep = n.value(), n.array(1, apart=True)
-    axis = n.attribute("axis")
-    if x.array is not None:
-        return n.known(np.compress(keep, x.array, axis))
+    x, axis = n.value(), n.attribute("axis")
     if axis is None:
         x, axis = n.reshape(x, (x.spec.size,)), 0
     axis = n.axis_of(axis, x.rank)
-    places = np.nonzero(keep[: x.shape[axis]])[0]
-    return n("gather", x, n.known(places.astype(np.int64)), axis=axis)
+    keep = n.array(1, apart=True).reshape(-1)[: x.shape[axis]]  # as ONNX Runtime takes it
+    if x.array is not None:
+        return n.known(np.compress(keep, x.array, axis))
+    return n("gather", x, n.known(np.flatnonzero(keep)), axis=axis)
 
 
 @rule("ReverseSequence")

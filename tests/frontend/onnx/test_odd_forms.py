@@ -254,3 +254,14 @@ def test_the_number_of_a_trip_has_the_shape_that_a_body_declares(trips: str) -> 
     )
     many = {"many": np.array(4)} if given else {}
     as_onnxruntime(model.SerializeToString(), {"x": np.eye(5, 2, dtype=np.float32), **many})
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3), (3,), (1,), (8,)])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_condition_of_any_rank_chooses_elements(axis: int | None, shape: tuple[int, ...]) -> None:
+    keep = (np.arange(np.prod(shape)) % 2 == 0).reshape(shape)  # as Paddle's masked_select
+    at = {} if axis is None else {"axis": axis}
+    model, given = form("Compress", np.arange(6, dtype=np.float32).reshape(2, 3), keep, **at)
+    named = onnx.load_from_string(model)
+    named.graph.output[0].type.tensor_type.ClearField("shape")
+    as_onnxruntime(named.SerializeToString(), given)
