@@ -162,6 +162,8 @@ class OpSpec:
         operations: all of them, from signature, inputs and attributes, where they are not
             proportional to the points.
         updates: pairs (output, input) where the output is the input's next value.
+        states: of recurrent operators, by input that is a state before the first step, the output
+            that is this state after each step.
         elementwise: whether it may join a fused chain.
         formula: the function of numbers that it applies element by element, of which kernels are
             made.
@@ -197,6 +199,7 @@ class OpSpec:
     flops_per_point: float = 1.0
     operations: Operations | None = None
     updates: tuple[tuple[int, int], ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
     elementwise: bool = False
     formula: Formula | None = None
     view: Literal["reshape", "transpose", "concat", "split", "slice"] | None = None

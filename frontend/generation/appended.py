@@ -42,10 +42,6 @@ from soapstone.ir.tensor import Array
 
 _HIDES = -1e4  # what is added to a score, or stands in its place, at most, where a key is hidden
 
-# Of recurrent operators: the inputs of the state before, and for each the output of it after each
-# step.
-_STATES = {"rnn": {"h0": "y"}, "gru": {"h0": "y"}, "lstm": {"h0": "y", "c0": "cells"}}
-
 
 def appended(graph: Graph, ids: str, logits: str, weights: Mapping[str, Array]) -> Step | str:
     """Return the step of a graph for all tokens, or why none is known.
@@ -102,7 +98,7 @@ class _Rules:
                 raise Unknown(value.name)
         if node.operator == "attention":
             return self._attention(node)
-        if node.operator in _STATES:
+        if node.spec.states:
             return self._recurrent(node)
         if node.spec.view == "reshape" or self.values[self._only(node)].kind == MERGED:
             return self._reshaped(node)
@@ -369,19 +365,19 @@ class _Rules:
             raise Unknown(node.label)
         inputs = dict(zip(known, (value.name, *(self.fixed[name] for name in rest))))
         outputs = dict(zip(node.spec.outputs, node.outputs))
-        states = _STATES[node.operator]
         buffers = {}
-        for state, output in states.items():
+        for state, output in node.spec.states.items():
             buffers[output] = self.step.buffer(outputs[output], 1)
             inputs[state] = self.step.row_before(buffers[output])
         names = self.builder.add(replace(node, inputs=tuple(inputs.values())))
         made = dict(zip(node.spec.outputs, names))
         found = {}
-        for output, buffer in buffers.items():
+        for output in dict.fromkeys((node.spec.outputs[0], *buffers)):
             name = outputs[output]
             self.step.check(node, name, made[output], 0)
             found[name] = Value(made[output], 0, samples=1)
-            self.step.write(name, buffer, found[name])
+            if output in buffers:
+                self.step.write(name, buffers[output], found[name])
         return found
 
     def _contents(self, name: str) -> Array:

@@ -18,13 +18,13 @@ from soapstone.frontend.layers.sequences import check_lengths, lengths_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
+from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:
     from soapstone.frontend.recording import Tensor
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-_STATES = {"lstm": 2, "gru": 1, "rnn": 1, "sru": 1}
 _TIME = (1, 0, 2)
 
 
@@ -68,7 +68,7 @@ class _Stack:
             lengths = (lengths_of(builder, given.pop(0), self.node, axis),)
         if not self.time_major:
             (x,) = builder.apply("transpose", x, permutation=_TIME, name=f"{self.node}.steps")
-        count = _STATES[self.kind]
+        count = len(operator(self.kind).states)
         lasts: list[str] = []
         for layer in range(self.layers):
             final = layer + 1 == self.layers and self.time_major
@@ -118,7 +118,7 @@ class _Stack:
         if len(given) == self.lengths:
             zero = f"{name}.zero"
             (first,) = builder.apply("full", shape=(samples, self.width), name=zero)
-            given = (*(first,) * _STATES[self.kind], *given)
+            given = (*(first,) * len(operator(self.kind).states), *given)
         return builder.apply(
             self.kind, x, *weights, *given, name=name, reverse=reverse, **self.attributes
         )
@@ -344,7 +344,7 @@ class RecurrentLayers(LayerBase):
         if both and back:
             raise GraphError(f"{label}: bidirectional and reverse found; one of them needed")
         directions = (False, True) if both else (back,)
-        count = layers * len(directions) * _STATES[kind]
+        count = layers * len(directions) * len(operator(kind).states)
         if len(state) not in (0, count):
             raise GraphError(f"{label}: {len(state)} values of state found, {count} needed")
         stack = _Stack(

@@ -67,6 +67,22 @@ def test_every_split_equals_the_whole(spec: OpSpec) -> None:
                     assert_near(output, expected, **SPLIT)
 
 
+@pytest.mark.parametrize("spec", [s for s in operators() if s.states], ids=lambda spec: spec.name)
+def test_recurrent_operators_go_on_from_their_states(spec: OpSpec) -> None:
+    for case in spec.cases:
+        item = subject(spec, case)
+        given = dict(zip((name.removesuffix("?") for name in spec.inputs), item.arrays))
+        if "lengths" in given or len(given["x"]) < 2:
+            continue
+        back, x = item.attributes["reverse"], given["x"]
+        first, rest, last = (x[1:], x[:1], 0) if back else (x[:-1], x[-1:], -1)
+        made = spec.run(item.attributes, *(given | {"x": first}).values())
+        before = dict(zip(spec.outputs, made))
+        states = {state: before[output][last] for state, output in spec.states.items()}
+        y, *_ = spec.run(item.attributes, *(given | {"x": rest} | states).values())
+        assert_near(y[0], item.run()[0][last], **SPLIT)
+
+
 @every_operator
 def test_samples_along_an_axis_before_others_get_what_one_gets(spec: OpSpec) -> None:
     for case in spec.cases:

@@ -161,6 +161,7 @@ define(
     strided=True,
     inputs=("x", "w", "r", "b", "rb", "h0", "lengths?"),
     outputs=("y", "h", "gates", "hidden"),
+    states={"h0": "y"},
     signature=gated("t n k, k g, h g, g, g, n h -> t n h, n h, t n g, t n h", 3),
     **meaning(_gru, 3),
     attributes={**REVERSE, **_LINEAR},

@@ -84,6 +84,7 @@ define(
     strided=True,
     inputs=("x", "w", "r", "b", "h0", "c0", "lengths?"),
     outputs=("y", "h", "c", "gates", "cells"),
+    states={"h0": "y", "c0": "cells"},
     signature=gated("t n k, k g, h g, g, n h, n h -> t n h, n h, n h, t n g, t n h", 4),
     **meaning(_lstm, 3),
     attributes=REVERSE,

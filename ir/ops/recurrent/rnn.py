@@ -404,6 +404,7 @@ define(
     strided=True,
     inputs=("x", "w", "r", "b", "h0", "lengths?"),
     outputs=("y", "h"),
+    states={"h0": "y"},
     signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
     **meaning(_rnn, 3),
     attributes={**REVERSE, **_ACTIVATION},

@@ -142,6 +142,7 @@ define(
     strided=True,
     inputs=("x", "w", "b", "c0", "lengths?"),
     outputs=("y", "c", "gates", "cells"),
+    states={"c0": "cells"},
     signature=lambda inputs, attributes: _bind(_FORWARD, inputs),
     **meaning(_sru, 3),
     attributes=REVERSE,

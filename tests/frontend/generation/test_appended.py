@@ -142,6 +142,10 @@ def rnn(model: Model, x: Tensor, name: str) -> Tensor:
     return model.rnn(x, WIDTH, name=name)[0]
 
 
+def sru(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.sru(x, WIDTH, name=name)[0]
+
+
 def backwards(model: Model, x: Tensor, name: str) -> Tensor:
     return model.lstm(x, WIDTH, reverse=True, name=name)[0]
 
@@ -196,6 +200,7 @@ CAUSAL: dict[str, Model] = {
     "lstm": gpt(lstm),
     "gru": gpt(gru),
     "rnn": gpt(rnn),
+    "sru": gpt(sru),
 }
 
 
