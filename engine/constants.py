@@ -27,7 +27,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.native.arrays import let_go, mapping
 from soapstone.native.memory import aligned
-from soapstone.native.promises import Promise, forget_made
+from soapstone.native.promises import CONTENTS, Promise, forget_made
 from soapstone.native.shared import LEAST, shared
 from soapstone.system import give_back_freed
 
@@ -165,9 +165,9 @@ class Constants(Mapping[str, Array]):
         known, lock = self._found.known(number), self._found.lock(number)
         if spec.nbytes < LEAST:
             with lock:
-                made = known.get("contents")
+                made = known.get(CONTENTS)
                 if made is None:
-                    made = known["contents"] = self[name]
+                    made = known[CONTENTS] = self[name]
         else:
             there = None if name in contents.made else _in_file(contents.weights[name])
             made = Promise.of(
@@ -223,7 +223,7 @@ class _Contents:
         nbytes = self.like(name).nbytes
 
         def weight(array: Array) -> Array:
-            contents = self._found.known(self._found.weight(array)).get("contents")
+            contents = self._found.known(self._found.weight(array)).get(CONTENTS)
             if contents is not None:
                 return contents
             if array.flags.aligned or name in self.made or not array.flags.c_contiguous:

@@ -195,6 +195,19 @@ class Block:
         """The arrays among what is kept that are passed to compiled code."""
         return tuple(array for each in self.keep for array in _arrays(each))
 
+    @property
+    def objects(self) -> Iterator[Any]:
+        """Everything that is kept, also in tuples and lists, one by one."""
+        return _flat(self.keep)
+
+
+def _flat(kept: Iterable[Any]) -> Iterator[Any]:
+    for each in kept:
+        if isinstance(each, (tuple, list)):
+            yield from _flat(each)
+        else:
+            yield each
+
 
 def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
     """Return a block of the values, one word each.

@@ -20,6 +20,8 @@ import numpy as np
 from soapstone.native.arrays import Array, kept_by_views, mapping, start
 from soapstone.native.files import MappedFile
 
+CONTENTS = "contents"  # by which `Promise.known` has them
+
 
 class Promise(mmap.mmap):
     """A constant whose contents are made when they are first asked for.
@@ -65,21 +67,26 @@ class Promise(mmap.mmap):
         first = start(np.frombuffer(self, np.uint8))
         return start(array) - first, array.shape, array.strides
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the contents are held already."""
+        return CONTENTS in self.known
+
     def contents(self) -> Array:
         """Return the contents, made now unless they are held already."""
-        found = self.known.get("contents")
+        found = self.known.get(CONTENTS)
         if found is None and (lent := self._lent) is not None and lent[0] == threading.get_ident():
             found = lent[1]
         if found is None:
             forget_made()  # before there are others
-            found = self.known["contents"] = kept_by_views(self.make())
+            found = self.known[CONTENTS] = kept_by_views(self.make())
             _MADE.append(found)
         return found
 
     @contextmanager
     def lending(self) -> Iterator[None]:
         """Yield contents for reading inside the block, without keeping them."""
-        if "contents" in self.known:
+        if self.is_made:
             yield
             return
         with self.lend() as lent:
@@ -117,7 +124,7 @@ def lying(array: Array) -> Array:
     In a file they may be unaligned, so elements have the type of bytes (`numpy.void`).
     """
     promise = promise_of(array)
-    if promise is None or promise.there is None or "contents" in promise.known:
+    if promise is None or promise.there is None or promise.is_made:
         return held(array)
     file = mapping(promise.there)
     if isinstance(file, MappedFile):

@@ -173,7 +173,7 @@ class Relocatable:
         if block.address != block.words.buffer_info()[0]:
             raise FixedError  # a library's own
         self._places[block.address] = None
-        for kept in _each(block.keep):
+        for kept in block.objects:
             if isinstance(kept, Block):
                 self._visit(kept)
             elif isinstance(kept, np.ndarray):
@@ -234,7 +234,7 @@ class Relocatable:
         """
         if other.setdefault(one.address, two.address) != two.address:
             return False
-        kept = list(_each(one.keep)), list(_each(two.keep))
+        kept = list(one.objects), list(two.objects)
         if len(kept[0]) != len(kept[1]) or len(one.words) != len(two.words):
             return False
         own = list[tuple[int, int, int]]()  # begin and end of an array, and where the other begins
@@ -269,15 +269,6 @@ class Relocatable:
         return True
 
 
-def _each(kept: Sequence[Any]) -> Iterator[Any]:
-    """Yield the objects that a block keeps."""
-    for each in kept:
-        if isinstance(each, (tuple, list)):
-            yield from _each(each)
-        else:
-            yield each
-
-
 def _overlaps(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield pairs of numbers of spans that overlap."""
     for number, (low, high) in enumerate(spans):
@@ -299,7 +290,7 @@ def _there(array: Array) -> Array | None:
     promise = promise_of(array)
     if promise is None:
         return array
-    return contents(array) if "contents" in promise.known else None
+    return contents(array) if promise.is_made else None
 
 
 def _part(array: Array, operands: Sequence[Array]) -> tuple[int, int]:

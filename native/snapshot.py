@@ -58,7 +58,7 @@ class _Kept:
                 first = start(array)
                 low, high = reach(array.shape, array.strides, array.itemsize)
                 self.arrays[id(array)] = _Span(first + low, first + high, array)
-            elif "contents" in promise.known:
+            elif promise.is_made:
                 self.arrays[id(array)] = _Span(*extent(array), array)
 
     def block(self, block: Block) -> None:
@@ -67,13 +67,8 @@ class _Kept:
         if block.address != block.words.buffer_info()[0]:
             raise UnknownError("a block of a library's own")
         self.blocks[block.address] = block
-        self._each(block.keep)
-
-    def _each(self, kept: Sequence[Any]) -> None:
-        for each in kept:
-            if isinstance(each, (tuple, list)):
-                self._each(each)
-            elif isinstance(each, Block):
+        for each in block.objects:
+            if isinstance(each, Block):
                 self.block(each)
             elif isinstance(each, np.ndarray):
                 self.array(each)
