@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,19 @@ class Call:
     def wants(self, output: int) -> bool:
         """Return whether an optional output has a name."""
         return output < len(self.node.output) and bool(self.node.output[output])
+
+    def refuse(self, *attributes: str, inputs: Iterable[int] = ()) -> None:
+        """Refuse attributes that are not 0 or empty, and inputs that are given.
+
+        Raises:
+            UnsupportedError: one of them is; names it.
+        """
+        for name in attributes:
+            if self.attribute(name, 0):
+                raise UnsupportedError(f"attribute {name!r} is not supported")
+        for position in inputs:
+            if self.has(position):
+                raise UnsupportedError(f"input {position} is not supported")
 
     def check_read(self) -> None:
         """Check that the rule looked at every input and attribute that the node has.

@@ -38,7 +38,7 @@ def layer(n: Call, kind: str, w: Value, r: Value) -> list[Value]:
     hidden = r.shape[2]
     if n.attribute("hidden_size", hidden) != hidden:
         raise OnnxError(f"attribute 'hidden_size' does not fit the weights' {hidden}")
-    _refuse(n)
+    n.refuse("activation_alpha", "activation_beta")
     direction = n.text("direction", "forward", ("forward", "reverse", "bidirectional"))
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     directions = backwards[direction]
@@ -59,12 +59,6 @@ def layer(n: Call, kind: str, w: Value, r: Value) -> list[Value]:
 
 def _joined(n: Call, parts: Sequence[Value], axis: int) -> Value:
     return parts[0] if len(parts) == 1 else n("concat", *parts, axis=axis)
-
-
-def _refuse(n: Call) -> None:
-    for name in ("activation_alpha", "activation_beta"):
-        if n.attribute(name):
-            raise UnsupportedError(f"attribute {name!r} is not supported")
 
 
 class _Direction:

@@ -20,17 +20,19 @@ from soapstone.frontend.onnx.rules.microsoft.quantized import real_product
 from soapstone.frontend.onnx.rules.quantized import dequantized
 from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
+_UNSUPPORTED = ("do_rotary", "past_present_share_buffer")
+
 
 @rule("Attention", domain=MICROSOFT)
 def attention(n: Call) -> list[Value]:
-    _refuse(n, 6)
+    n.refuse(*_UNSUPPORTED, inputs=(6,))
     return _projected(n)
 
 
 @rule("DecoderMaskedSelfAttention", domain=MICROSOFT)
 def decoder_masked_self_attention(n: Call) -> list[Value]:
     """The same of one token a sample, with earlier ones in a cache that it makes longer."""
-    _refuse(n, 8)
+    n.refuse(*_UNSUPPORTED, inputs=(8,))
     _one_beam(n, 7)
     n.maybe(6)  # how many earlier ones there are, which the cache says too
     if n.value(0).shape[1] != 1:
@@ -47,7 +49,7 @@ def _projected(n: Call) -> list[Value]:
 
 @rule("QAttention", domain=MICROSOFT)
 def qattention(n: Call) -> list[Value]:
-    _refuse(n)
+    n.refuse(*_UNSUPPORTED)
     operands = n.value(0), n.value(1), n.maybe(6), n.maybe(7)
     qkv = real_product(n, operands, (n.value(3), n.value(4)), n.value(2))
     return _of_one_product(n, qkv, (qkv.shape[2] // 3,) * 3, n.maybe(5), n.maybe(8), None)
@@ -55,7 +57,7 @@ def qattention(n: Call) -> list[Value]:
 
 @rule("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(n: Call) -> list[Value]:
-    _refuse(n, 8, 9)
+    n.refuse(*_UNSUPPORTED, inputs=(8, 9))
     if n.wants(3):
         raise UnsupportedError("output 3 (qk) is not supported")
     heads = head_count(n)
@@ -139,15 +141,6 @@ def _one_beam(n: Call, position: int) -> None:
 def _thirds(extent: int) -> Iterable[tuple[int, int]]:
     """Return where each of three equal parts begins and ends."""
     return itertools.pairwise(extent * part // 3 for part in range(4))
-
-
-def _refuse(n: Call, *inputs: int) -> None:
-    for name in ("do_rotary", "past_present_share_buffer"):
-        if n.attribute(name, 0):
-            raise UnsupportedError(f"attribute {name!r} is not supported")
-    for position in inputs:
-        if n.has(position):
-            raise UnsupportedError(f"input {position} is not supported")
 
 
 def head_count(n: Call) -> int:

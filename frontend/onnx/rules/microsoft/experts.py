@@ -122,9 +122,7 @@ def _mixed(
     positions: of the inputs that are weights of a first and second layer, and perhaps of a third
     beside the first. shares, places: of the experts that are chosen (tokens, k).
     """
-    for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
-        if n.attribute(name, 0):
-            raise UnsupportedError(f"attribute {name!r} is not supported")
+    n.refuse("use_sparse_mixer", "swiglu_limit_after_activation")
     x, experts = n.value(0), n.value(1).shape[1]
     tokens, count = places.shape
     width = x.shape[-1]

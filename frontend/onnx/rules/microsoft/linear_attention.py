@@ -23,7 +23,7 @@ def linear_attention(n: Call) -> Any:
     q_heads, heads = n.attribute("q_num_heads", 0), n.attribute("kv_num_heads", 0)
     kind = n.text("update_rule", "gated_delta", _RULES)
     n.attribute("chunk_size")  # which changes no result
-    _refuse(n, "state_window")
+    n.refuse("state_window")
     q, k, v = (n.value(position) for position in range(3))
     if q_heads < 1 or heads < 1 or max(q_heads, heads) % min(q_heads, heads):
         raise OnnxError(
@@ -50,7 +50,7 @@ def gated_delta_net(n: Call) -> list[Value]:
     """The same of samples of equally many tokens, whose states have values' elements first."""
     kind = n.text("update_rule", "gated_delta", _RULES)
     n.attribute("chunk_size")  # which changes no result
-    _refuse(n, "state_update_capacity")
+    n.refuse("state_update_capacity")
     q, k, v, state = n.value(0), n.maybe(1), n.maybe(2), n.maybe(6)
     if k is None or v is None:
         if state is None or state.rank != 4:
@@ -165,8 +165,8 @@ def causal_convolution(n: Call) -> list[Value]:
     x, w, bias, past = n.value(0), n.value(1), n.maybe(2), n.maybe(3)
     kind = n.text("activation", "none", ("none", "silu", "swish"))
     step, last = n.attribute("dilation", 1), bool(n.attribute("channels_last", 0))
-    _refuse(n, "state_window", "state_update_capacity", "input_channels", "input_channel_offset")
-    _refuse(n, "state_length")
+    n.refuse("state_window", "state_update_capacity", "input_channels", "input_channel_offset")
+    n.refuse("state_length")
     if n.attribute("ndim", 1) != 1 or n.attribute("state_channels_last", -1) != -1:
         raise UnsupportedError("ndim other than 1, or a state of another layout, is not supported")
     if w.rank != 3 or w.shape[1] != 1 or step < 1:
@@ -195,9 +195,3 @@ def causal_convolution(n: Call) -> list[Value]:
     y = y if kind == "none" else n("silu", y)
     held = n.part(whole, 2, whole.shape[2] - room, whole.shape[2])
     return [back(y), back(held)] if last else [y, held]
-
-
-def _refuse(n: Call, *attributes: str) -> None:
-    for name in attributes:
-        if n.attribute(name, 0):
-            raise UnsupportedError(f"attribute {name!r} other than 0 is not supported")
