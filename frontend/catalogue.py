@@ -11,6 +11,7 @@ from soapstone.ir.dims import Dim, Kind
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.registry import variants
+from soapstone.text_table import lines_of
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ def operator_table(rows: Sequence[OperatorRow]) -> str:
                 row.onnx or "",
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    return "\n".join(lines_of(lines))
 
 
 def _row(spec: OpSpec) -> OperatorRow:

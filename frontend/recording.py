@@ -334,16 +334,10 @@ class Recording(Layers):
         The parameters of a shared layer are counted at its first call. Operations are those of the
         inference graph at the model's batch size.
         """
+        from soapstone.text_table import lines_of
+
         rows, total = self._summary()
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column < 3 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths))
-            ).rstrip()
-            for row in rows
-        ]
-        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines = lines_of(rows, texts=3, rule=True)
         return "\n".join([f"model {self.name}, batch size {self.batch_size}", *lines, total])
 
     def _summary(self) -> tuple[list[tuple[str, ...]], str]:

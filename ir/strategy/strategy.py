@@ -297,18 +297,15 @@ class Strategy:
 
     def __str__(self) -> str:
         """The strategy as a table, one operator a line."""
+        from soapstone.text_table import lines_of
+
         rows = [("operator", "degrees", "devices", "cuts", "variant")]
         for name, item in self.configurations.items():
             cuts = " ".join(f"{dim}:{','.join(map(str, cut))}" for dim, cut in item.cuts.items())
             devices = _runs(item.devices) or "blocked"
             rows.append((name, str(item), devices, cuts, self.variants.get(name, "")))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-            for row in rows
-        ]
         where = self.machine.get("name", "any machine")
-        lines.insert(0, f"strategy for {self.model or 'any model'} on {where}")
+        lines = [f"strategy for {self.model or 'any model'} on {where}", *lines_of(rows)]
         lines += [
             f"reshard {value} -> {consumer}: {', '.join(map(str, item.path)) or 'none'};"
             f" {item.kept} kept"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone.runtime.observe.summary import Summary, Work
+from soapstone.text_table import lines_of
 
 
 def _us(ns: float) -> str:
@@ -13,15 +14,7 @@ def _us(ns: float) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
     """Rows under a header; the first `texts` columns are aligned left, the others right."""
-    everything = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in everything) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in everything
-    )
+    return "\n".join(lines_of([header, *rows], texts))
 
 
 def _more(shown: int, there: int) -> str:

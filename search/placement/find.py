@@ -24,6 +24,7 @@ from soapstone.search.placement.orders import frees_early
 from soapstone.search.placement.packing import Packed, packed
 from soapstone.search.placement.timeline import Span, Timeline, timeline
 from soapstone.search.placement.timing import Times, step_us
+from soapstone.text_table import lines_of
 
 METHODS = ("dp", "lru", "stream", "belady")
 BYTES, TIME = GOALS = ("bytes", "time")
@@ -156,9 +157,7 @@ def table(plan: MemoryPlan) -> str:
             number, node, comes, leaves, space = rows[-1]
             rows[-1] = (number, node, comes, f"{leaves} {step.name}{copied}".strip(), space)
             resident -= step.nbytes
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines_of(rows))
 
 
 def memory_plan(

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -187,6 +188,11 @@ def tell(text: object, value: dict[str, Any], as_json: bool) -> None:
     typer.echo(str(text), err=as_json)
     if as_json:
         print_json(value)
+
+
+def with_output(value: dict[str, Any], output: Path | None) -> dict[str, Any]:
+    """Return a JSON object that also says which file was written, if any."""
+    return {**value, "output": None if output is None else str(output)}
 
 
 def bytes_of(option: str, text: str | None) -> int | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Cpus, Dims, Json, Threads, command, dims_of, tell
+from soapstone.cli.common import Cpus, Dims, Json, Threads, command, dims_of, tell, with_output
 from soapstone.cli.strategy import BatchSize, ModelName, Sizes
 from soapstone.limits import size_of
 
@@ -119,4 +119,4 @@ def plan(
     if plot is not None:
         footprint, _ = launches(found.plan.recomputed)
         write(plot, memory_chart(found.plan, footprint, graph.name).encode())
-    tell(found, {**found.as_dict(), "output": None if output is None else str(output)}, as_json)
+    tell(found, with_output(found.as_dict(), output), as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, dims_of, print_json, tell_written
+from soapstone.cli.common import Dims, Json, dims_of, print_json, tell_written, with_output
 
 
 def optimize(
@@ -114,4 +114,4 @@ def optimize(
     if explain:
         typer.echo(result.explanation or "no substitution was applied", err=as_json)
     if as_json:
-        print_json({**result.as_dict(), "output": None if output is None else str(output)})
+        print_json(with_output(result.as_dict(), output))

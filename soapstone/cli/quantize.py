@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Json, answer, tell_written
+from soapstone.cli.common import Json, answer, tell_written, with_output
 
 
 def quantize(
@@ -66,6 +66,6 @@ def quantize(
         threads=threads,
         seconds=seconds,
     )
-    shown = {**result.as_dict(), "output": None if output is None else str(output)}
+    shown = with_output(result.as_dict(), output)
     answer(result, shown, as_json)
     tell_written(output, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soapstone.cli.common import Devices, Dims, Json, bytes_of, command, dims_of, tell
+from soapstone.cli.common import Devices, Dims, Json, bytes_of, command, dims_of, tell, with_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,7 +240,7 @@ def search(
                 deadline=half,
             )
         _write(serving.strategy, None, output, picture)
-        tell(serving, {**serving.as_dict(), "output": str(output or "") or None}, as_json)
+        tell(serving, with_output(serving.as_dict(), output), as_json)
         return
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = None if start is None else finding.imported(graph, where, start)
@@ -270,7 +270,7 @@ def search(
     _write(result.strategy, graph, output, picture)
     if timeline is not None:
         result.simulation.timeline.save(timeline)
-    tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
+    tell(result, with_output(result.as_dict(), output), as_json)
 
 
 @command(app, "simulate")
@@ -385,7 +385,7 @@ def frontier(
         strategy = result.strategy  # or a reason, where nothing fits
         if output is not None:
             strategy.save(output)
-    tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
+    tell(result, with_output(result.as_dict(), output), as_json)
 
 
 @command(app, "show")
