@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,26 @@ class Walk(NamedTuple):
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of dims."""
+        return len(self.extents)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.extents)
+
+    @property
+    def rows(self) -> Walk:
+        """The walk over rows along the innermost dim; without others, one dim of extent 1."""
+        return Walk(self.extents[:-1] or (1,), tuple(each[:-1] or (0,) for each in self.strides))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Each array's stride along the innermost dim."""
+        return tuple(each[-1] for each in self.strides)
 
 
 def walk(shape: Sequence[int], arrays: Sequence[Array], *, lead: int = 0) -> Walk:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,11 +159,11 @@ def rotary_embedding(call: Call) -> Entry | None:
         pairs=width // 2,
         count=count,
         rest=x.shape[-1] - width,
-        rank=len(outer.extents),
+        rank=outer.rank,
         **dict(zip("xycs", arrays)),
         **steps,
     )
-    items = math.prod(outer.extents)
+    items = outer.size
     return parallel_for(_rotary, block, items, useful_threads(call.threads, 2 * x.nbytes))
 
 

@@ -187,8 +187,8 @@ def bind_program(
         return noop()
     arrays = [*inputs, *outputs]
     made = walk(shape, arrays, lead=len(inputs))
-    extents = made.extents if len(made.extents) > 1 else (1, *made.extents)
-    strides = [s if len(made.extents) > 1 else (0, *s) for s in made.strides]
+    extents = made.extents if made.rank > 1 else (1, *made.extents)
+    strides = [s if made.rank > 1 else (0, *s) for s in made.strides]
     order = _order_apart(inputs, outputs, strides)
     if order is not None:
         (output,) = outputs

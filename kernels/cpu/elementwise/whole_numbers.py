@@ -7,7 +7,6 @@ is that a native step costs less than to ask Python for one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -187,15 +186,15 @@ def chain(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | 
         return noop()
     made_walk = walk(shape, arrays, lead=len(call.inputs))
     length = made_walk.extents[-1]
-    rows = made_walk.extents[:-1] or (1,)
+    rows = made_walk.rows
     chunks = -(-length // _CHUNK)
     shown = [*range(len(call.inputs)), *results]
     records = [
-        _OPERAND.row(place=array, inner=strides[-1], type=_TYPES[types[value]], value=value)
-        for array, strides, value in zip(arrays, made_walk.strides, shown, strict=True)
+        _OPERAND.row(place=array, inner=inner, type=_TYPES[types[value]], value=value)
+        for array, inner, value in zip(arrays, made_walk.steps, shown, strict=True)
     ]
     block = _CHAIN.pack(
-        (rows, [strides[:-1] or (0,) for strides in made_walk.strides]),
+        rows,
         inputs=len(call.inputs),
         outputs=len(call.outputs),
         operands=pack(records),
@@ -203,9 +202,7 @@ def chain(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | 
         steps=pack(steps),
         length=length,
         chunks=chunks,
-        rank=len(rows),
+        rank=rows.rank,
     )
     nbytes = 8 * call.outputs[0].size * (len(arrays) + len(steps))
-    return parallel_for(
-        _chain, block, math.prod(rows) * chunks, useful_threads(call.threads, nbytes)
-    )
+    return parallel_for(_chain, block, rows.size * chunks, useful_threads(call.threads, nbytes))

@@ -41,12 +41,11 @@ class Lines(NamedTuple):
 def lines_along(shape: Sequence[int], arrays: Sequence[Array], axis: int) -> Lines:
     """Return the lines of arrays that have this shape but for the axis, x first."""
     dims = [d for d in memory_order(arrays[0].strides) if d != axis]
-    extents, strides = merge(shape, [a.strides for a in arrays], dims)
-    columns, steps = 1, [0] * len(arrays)
-    if abs(strides[0][-1]) < abs(arrays[0].strides[axis]):
-        columns, steps = extents[-1], [s[-1] for s in strides]
-        extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
-    return Lines(columns, steps, math.prod(extents), len(extents), (extents, strides))
+    walked = merge(shape, [a.strides for a in arrays], dims)
+    columns, steps = 1, (0,) * len(arrays)
+    if abs(walked.steps[0]) < abs(arrays[0].strides[axis]):
+        columns, steps, walked = walked.extents[-1], walked.steps, walked.rows
+    return Lines(columns, steps, walked.size, walked.rank, walked)
 
 
 # ---------------------------------------------------------------------------------- argmax, argmin

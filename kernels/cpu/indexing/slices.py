@@ -85,19 +85,17 @@ class Slice(NamedTuple):
     @staticmethod
     def of(shape: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> Slice:
         """Return the slices of this shape in a source and a target of these strides."""
-        extents, (xs, ys) = merge(shape, strides, memory_order(strides[1]))
-        if len(extents) == 1 and extents[0] == 1:
-            xs = ys = (size,)
-        outer = extents[:-1] or (1,)
-        rows = math.prod(outer)
+        walked = merge(shape, strides, memory_order(strides[1]))
+        length, outer = walked.extents[-1], walked.rows
+        rows = outer.size
         block = _SLICE.pack(
-            *(outer, xs[:-1] or (0,), ys[:-1] or (0,)),
+            outer,
             rows=rows,
-            length=extents[-1],
-            step=(xs[-1], ys[-1]),
-            rank=len(outer),
+            length=length,
+            step=(size, size) if walked.extents == (1,) else walked.steps,
+            rank=outer.rank,
         )
-        return Slice(block, rows, extents[-1])
+        return Slice(block, rows, length)
 
 
 @helper

@@ -164,7 +164,7 @@ def forward(call: Call, body: Native, statistics: tuple[Array, ...]) -> Entry | 
     block = FORWARD.pack(
         *made,
         channels=c,
-        rank=len(made.extents),
+        rank=made.rank,
         epsilon=call.attributes["epsilon"],
         gamma=vectors[0],
         beta=vectors[1] if len(vectors) > 1 else 0,
@@ -193,7 +193,7 @@ def backward(call: Call, body: Native) -> Entry | None:
     block = BACKWARD.pack(
         *ways,
         channels=c,
-        rank=len(ways.extents),
+        rank=ways.rank,
         rows=rows,
         parts=threads,
         gamma=gamma,

@@ -6,7 +6,6 @@ Otherwise sixteen neighbouring columns go down the axis together.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from soapstone.kernels.cpu.substrate.layout import is_float32
@@ -128,25 +127,24 @@ def softmax(call: Call) -> Entry | None:
     axis = call.attributes["axis"] % x.ndim
     extent = x.shape[axis]
     others = [d for d in memory_order(to.strides) if d != axis]
-    extents, strides = merge(x.shape, [a.strides for a in arrays], others)
+    walked = merge(x.shape, [a.strides for a in arrays], others)
     contiguous = extent == 1 or all(a.strides[axis] == 4 for a in arrays)
     columns = 1
-    if not contiguous and all(s[-1] == 4 for s in strides):
-        columns = extents[-1]
-        extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
+    if not contiguous and all(step == 4 for step in walked.steps):
+        columns, walked = walked.extents[-1], walked.rows
     blocks = -(-columns // 16)
     block = _BLOCK.pack(
-        *(extents, strides),
+        walked,
         kind=_KINDS[call.operator],
         extent=extent,
         step=[a.strides[axis] for a in arrays],
         columns=columns,
         blocks=blocks,
-        rank=len(extents),
+        rank=walked.rank,
         x=x,
         y=y,
         to=to,
     )
-    items = math.prod(extents) * blocks
+    items = walked.size * blocks
     threads = useful_threads(call.threads, 4 * x.nbytes)
     return parallel_for(_rows if contiguous else _columns, block, items, threads)

@@ -5,7 +5,6 @@ Two passes over a chunk of neighbouring results: how many elements equal each, t
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -138,27 +137,26 @@ def reduce_max_grad(call: Call) -> Entry | None:
     dims = [d for d in memory_order(x.strides) if x.shape[d] != 1]
     inner_kept = bool(dims) and dims[-1] not in axes
     kept, reduced = ([d for d in dims if (d in axes) == side] for side in (False, True))
-    extents, strides = merge(x.shape, [v.strides for v in arrays], kept)
-    down, down_strides = merge(x.shape, (x.strides, dx.strides), reduced)
-    length, chunks = down[-1], 1
-    steps: tuple[int, ...] = (0, down_strides[0][-1], 0, down_strides[1][-1])
+    outer = merge(x.shape, [v.strides for v in arrays], kept)
+    down = merge(x.shape, (x.strides, dx.strides), reduced)
+    length, chunks = down.extents[-1], 1
+    steps: tuple[int, ...] = (0, down.steps[0], 0, down.steps[1])
     if inner_kept:
-        length, steps = extents[-1], tuple(s[-1] for s in strides)
+        length, steps, outer = outer.extents[-1], outer.steps, outer.rows
         chunks = -(-length // _CHUNK)
-        extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
     else:
-        down, down_strides = down[:-1] or (1,), tuple(s[:-1] or (0,) for s in down_strides)
+        down = down.rows
     block = _BLOCK.pack(
         **dict(zip(("dy", "x", "y", "dx"), arrays)),
         inner_kept=inner_kept,
         length=length,
         step=steps,
         chunks=chunks,
-        kept_rank=len(extents),
-        reduced_rank=len(down),
-        rows=math.prod(down),
-        kept=pack(extents, strides),
-        reduced=pack(down, down_strides),
+        kept_rank=outer.rank,
+        reduced_rank=down.rank,
+        rows=down.size,
+        kept=pack(outer),
+        reduced=pack(down),
     )
     threads = useful_threads(call.threads, x.nbytes + dx.nbytes)
-    return parallel_for(_reduce_max_grad, block, math.prod(extents) * chunks, threads)
+    return parallel_for(_reduce_max_grad, block, outer.size * chunks, threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -65,18 +64,18 @@ def folded(fold: int, x: Array, y: Array, axes: tuple[int, ...], threads: int) -
     kept = [d for d in memory_order(y.strides) if d not in axes]
     outer = merge(x.shape, [x.strides, y.strides], kept)
     inner = merge(x.shape, [x.strides], [d for d in memory_order(x.strides) if d in axes])
-    rows = inner.extents[:-1] or (1,)
+    rows = inner.rows
     block = _FOLD.pack(
         outer,
         x=x,
         y=y,
         wide=x.dtype == np.int64,
         fold=fold,
-        count=math.prod(inner.extents),
+        count=inner.size,
         length=max(1, inner.extents[-1]),
-        inner=inner.strides[0][-1],
-        reduced=pack(rows, inner.strides[0][:-1] or (0,)),
-        reduced_rank=len(rows),
-        rank=len(outer.extents),
+        inner=inner.steps[0],
+        reduced=pack(rows),
+        reduced_rank=rows.rank,
+        rank=outer.rank,
     )
     return parallel_for(_fold, block, y.size, useful_threads(threads, x.nbytes))

@@ -6,7 +6,6 @@ in order have the same bits whatever the number of threads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import helper
 from soapstone.native.memory import Block, Entry, Scratch, aligned_array
 from soapstone.native.moves import row_at
-from soapstone.native.walks import in_places, memory_order, merge
+from soapstone.native.walks import Walk, in_places, memory_order, merge
 
 FLOATS = 8192  # of each array, in one item
 # A table: group: rows an item; columns: of an item; across: items beside each other. Then a walk of
@@ -43,23 +42,22 @@ def spans(
     numbers: further tables, of what a step along each dim adds to a number (not to an address).
     """
     steps = [*(a.strides for a in arrays), *numbers]
-    extents, strides = merge(shape, steps, memory_order(arrays[-1].strides))
-    if extents[-1] > 1 and any(s[-1] != 4 for s in strides[: len(arrays)]):
-        extents, strides = (*extents, 1), tuple((*s, 0) for s in strides)
-    length = extents[-1]
-    outer = extents[:-1] or (1,)
-    rows = math.prod(outer)
+    walked = merge(shape, steps, memory_order(arrays[-1].strides))
+    if walked.extents[-1] > 1 and any(step != 4 for step in walked.steps[: len(arrays)]):
+        walked = Walk((*walked.extents, 1), tuple((*s, 0) for s in walked.strides))
+    length, outer = walked.extents[-1], walked.rows
+    rows = outer.size
     columns = min(length, FLOATS)
     across = -(-length // columns)
     rows_an_item = max(1, FLOATS // length)
     block = _SPANS.pack(
-        *(outer, [s[:-1] or (0,) for s in strides], [s[-1] for s in strides]),
+        *(outer, walked.steps),
         rows=rows,
         length=length,
         group=rows_an_item,
         columns=columns,
         across=across,
-        rank=len(outer),
+        rank=outer.rank,
     )
     return Spans(block, -(-rows // rows_an_item) * across)
 

@@ -5,7 +5,6 @@ Outputs may be the inputs themselves. When `ok` is false everything is copied un
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -154,17 +153,13 @@ def _entry(
     shape = arrays["p"].shape
     if arrays["p"].size == 0:
         return noop()
-    extents, strides = walk(shape, [*arrays.values()])
-    if extents[-1] > 1 and any(table[-1] != 4 for table in strides):
+    walked = walk(shape, [*arrays.values()])
+    length, outer = walked.extents[-1], walked.rows
+    if length > 1 and any(step != 4 for step in walked.steps):
         return None
-    length = extents[-1]
-    outer = extents[:-1] or (1,)
-    tables = [table[:-1] or (0,) for table in strides]
     chunks = -(-length // CHUNK)
-    block = fields.pack(
-        *(outer, tables), rank=len(outer), length=length, chunks=chunks, **arrays, **values
-    )
-    items = math.prod(outer) * chunks
+    block = fields.pack(outer, rank=outer.rank, length=length, chunks=chunks, **arrays, **values)
+    items = outer.size * chunks
     nbytes = sum(array.nbytes for array in arrays.values())
     return parallel_for(body, block, items, useful_threads(threads, nbytes))
 

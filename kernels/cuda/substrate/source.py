@@ -7,7 +7,6 @@ where it does not vary along the items.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ class Layout:
             )
             for axes in (rows, list(items))
         )
-        self.rows, self.items = math.prod(self.outer.extents), math.prod(self.inner.extents)
+        self.rows, self.items = self.outer.size, self.inner.size
         self._outer = dict(zip(names, self.outer.strides))
         self._inner = dict(zip(names, self.inner.strides))
         self.narrow = max(self.rows, self.items) < 2**31
@@ -60,8 +59,8 @@ class Layout:
     @property
     def parameters(self) -> list[str]:
         """The names of a kernel's arguments that say where things lie."""
-        made = [f"e{d}" for d in range(1, len(self.outer.extents))]
-        made += [f"f{d}" for d in range(1, len(self.inner.extents))]
+        made = [f"e{d}" for d in range(1, self.outer.rank)]
+        made += [f"f{d}" for d in range(1, self.inner.rank)]
         for name in self.operands:
             made += [name, f"o_{name}"]
             made += [f"s_{name}_{d}" for d, _ in enumerate(self.outer.extents)]
@@ -89,7 +88,7 @@ class Layout:
 
     def item(self, item: str, indent: str, lane: str = "") -> list[str]:
         """Return the statements before the places of an item are named."""
-        if len(self.inner.extents) == 1:
+        if self.inner.rank == 1:
             return []
         return [indent + line for line in self._split(item, "f", self.inner.extents, f"j{lane}_")]
 
