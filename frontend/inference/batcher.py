@@ -8,12 +8,15 @@ requests at once.
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +68,8 @@ class Batcher:
     if their inputs have equal shapes but for that dim, and the graph shows that each row of the
     outputs depends only on its row of the inputs. Otherwise each runs by itself, and `apart` says
     why. The requests of one thread are answered in the order in which it made them. With a session
-    for several `requests`, as many runs go on at once.
+    for several `requests`, as many runs go on at once. Its threads end with `close`, or once nobody
+    has it and all requests are answered.
 
     Args:
         session: runs the requests; it may be used directly too, and stays open after `close`.
@@ -97,32 +101,11 @@ class Batcher:
             raise DataError(f"delay_ms: {delay_ms!r} found; 0 or more needed")
         _check(session)
         self._session = session
-        self._most, self._delay_s, self._pad = most, delay_ms / 1e3, pad
-        self._waiting: deque[_Request] = deque()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._closing = self._gone = False
-        self._statistics = BatcherStatistics()
-        self._meeting: OrderedDict[tuple[Any, ...], str] = OrderedDict()  # of each key, where
-        self._begun = self._given = 0  # runs that were begun, and whose answers were given
-        self._done: dict[int, Callable[[], None]] = {}  # gives answers, by the number of the run
-        self._giving = False  # whether a thread gives answers
-        self._meets = threading.Lock()
-        self._sizes = {self._size(samples) for samples in range(2, most + 1)}  # of joined requests
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"batcher {number}", daemon=True)
-            for number in range(session.requests)
-        ]
-        for thread in self._threads:
-            thread.start()
-        tell(self)
-        at_end(self, Batcher._close)
-
-    def forked(self) -> None:
-        """In a child process there is no thread to run requests, so they are refused."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._gone = True
+        self._joiner = _Joiner(session, most, delay_ms / 1e3, pad)
+        # Garbage may be collected anywhere, also where locks are held: a thread waits for them.
+        refuse = partial(_thread.start_new_thread, self._joiner.refuse, ())
+        self._end = weakref.finalize(self, refuse)
+        self._end.atexit = False  # the joiner itself is closed then
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -137,12 +120,12 @@ class Batcher:
     @property
     def statistics(self) -> BatcherStatistics:
         """The counts so far."""
-        return self._statistics
+        return self._joiner.statistics
 
     @property
     def apart(self) -> tuple[str, ...]:
         """Why requests of the last shapes are not joined: where samples meet in their graphs."""
-        return tuple(dict.fromkeys(filter(None, self._meeting.values())))
+        return tuple(dict.fromkeys(filter(None, self._joiner.meeting.values())))
 
     def run(self, inputs: Mapping[str, Any] | Any) -> Outputs:
         """Return the outputs by name, as `InferenceSession.run`; waits for them.
@@ -170,6 +153,70 @@ class Batcher:
                 f"model {self._session.name!r}: {sizes} samples found; one number needed"
             )
         samples = next(iter(sizes.values()))
+        return self._joiner.ask(given, samples)
+
+    def close(self) -> None:
+        """Refuse further requests, answer those that wait without delay, and stop.
+
+        A process that ends by itself closes its batchers; where an exception ends it, those that
+        wait are cancelled.
+        An interrupt meanwhile, or one that `with batcher:` is left by, cancels those that wait.
+        """
+        self._end.detach()
+        self._joiner.close(cancel=False)
+
+    def __enter__(self) -> Batcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end.detach()
+        self._joiner.close(cancel=interrupts(kind))
+
+
+class _Joiner:
+    """The threads of a batcher, and what waits for them; see `Batcher`.
+
+    Attributes:
+        statistics: the counts so far. meeting: where samples meet, of each key of requests.
+    """
+
+    def __init__(self, session: InferenceSession, most: int, delay_s: float, pad: bool) -> None:
+        self._session = session
+        self._most, self._delay_s, self._pad = most, delay_s, pad
+        self._waiting: deque[_Request] = deque()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._closing = self._gone = False
+        self.statistics = BatcherStatistics()
+        self.meeting: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+        self._begun = self._given = 0  # runs that were begun, and whose answers were given
+        self._done: dict[int, Callable[[], None]] = {}  # gives answers, by the number of the run
+        self._giving = False  # whether a thread gives answers
+        self._meets = threading.Lock()
+        self._sizes = {self._size(samples) for samples in range(2, most + 1)}  # of joined requests
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"batcher {number}", daemon=True)
+            for number in range(session.requests)
+        ]
+        for thread in self._threads:
+            thread.start()
+        tell(self)
+        at_end(self, _Joiner.close)
+
+    def forked(self) -> None:
+        """In a child process there is no thread to run requests, so they are refused."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._gone = True
+
+    def ask(self, given: dict[str, Array], samples: int) -> Answer[Outputs]:
+        """Return the future of a request.
+
+        given: inputs as `InferenceSession.checked` returns them. samples: of them.
+
+        Raises:
+            StoppedError: this was closed, or belongs to another process.
+        """
         key = tuple(array.shape[1:] for array in given.values())
         until_s = time.monotonic() + self._delay_s
         request = _Request(given, samples, key, threading.get_ident(), until_s, Answer())
@@ -182,22 +229,19 @@ class Batcher:
             self._changed.notify_all()
         return request.answer
 
-    def close(self) -> None:
-        """Refuse further requests, answer those that wait without delay, and stop.
-
-        A process that ends by itself closes its batchers; where an exception ends it, those that
-        wait are cancelled.
-        An interrupt meanwhile, or one that `with batcher:` is left by, cancels those that wait.
-        """
-        self._close(cancel=False)
-
-    def _close(self, cancel: bool) -> None:
+    def refuse(self) -> None:
+        """Refuse further requests; the threads end once those that wait are answered."""
         with self._lock:
             self._closing = True
+            self._changed.notify_all()
+
+    def close(self, cancel: bool) -> None:
+        """Refuse further requests, answer those that wait, and stop. cancel: but cancel those."""
+        with self._lock:
+            self.refuse()
             dropped = list(self._waiting) if cancel else []
             if cancel:
                 self._waiting.clear()  # so that no thread takes some of them meanwhile
-            self._changed.notify_all()
         for each in dropped:  # with no lock: what is called back may ask, or close
             if each.answer.cancel():
                 each.answer.set_running_or_notify_cancel()  # tells who waits for several
@@ -207,14 +251,8 @@ class Batcher:
                     thread.join()
         except BaseException:  # an interrupt
             if not cancel:
-                self._close(cancel=True)
+                self.close(cancel=True)
             raise
-
-    def __enter__(self) -> Batcher:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._close(cancel=interrupts(kind))
 
     def _serve(self) -> None:
         while taken := self._next():
@@ -293,8 +331,8 @@ class Batcher:
             answers += [self._alone(each) for each in group]
 
         def give() -> None:
-            before = self._statistics
-            self._statistics = BatcherStatistics(
+            before = self.statistics
+            self.statistics = BatcherStatistics(
                 before.requests + len(group),
                 before.runs + runs,
                 before.samples + samples,
@@ -320,13 +358,13 @@ class Batcher:
         if size < 2:
             return ""
         with self._meets:
-            if key not in self._meeting:
+            if key not in self.meeting:
                 some = next(each for each in group if each.samples)
                 given = {n: np.repeat(a[:1], 2, axis=0) for n, a in some.given.items()}
-                self._meeting[key] = self._session.meeting_samples(given, self._sizes)
-                if len(self._meeting) > _KEYS:
-                    self._meeting.popitem(last=False)
-            return self._meeting[key]
+                self.meeting[key] = self._session.meeting_samples(given, self._sizes)
+                if len(self.meeting) > _KEYS:
+                    self.meeting.popitem(last=False)
+            return self.meeting[key]
 
     def _size(self, samples: int) -> int:
         """Return how many samples a run for so many has: 1, 2, 4, …, most where it is filled up."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,6 +162,17 @@ def test_an_error_goes_to_the_request_that_caused_it(monkeypatch: pytest.MonkeyP
         assert isinstance(errors[5], ArithmeticError)
         with pytest.raises(DataError, match=r"float32\[1, 2, 5\] found"):
             batcher.run_async(np.ones((1, 2, 5), np.float32))
+
+
+def test_a_batcher_that_nobody_has_answers_what_waits_and_ends(session: InferenceSession) -> None:
+    x, threads = np.ones((1, 2, 4), np.float32), threading.active_count()
+    asked = [Batcher(session, delay_ms=60_000).run_async(x) for _ in range(3)]
+    gc.collect()
+    assert all(each.result(60).keys() == {"y"} for each in asked)
+    deadline = time.monotonic() + 60
+    while threading.active_count() > threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("joined", [False, True])
