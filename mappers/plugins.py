@@ -13,7 +13,7 @@ from soapstone.engine.parallelism import data_parallel, split
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Configuration, Strategy
-from soapstone.mappers.apart import configure_apart
+from soapstone.mappers.separate_memories import configure_apart
 from soapstone.native.memory import Array
 from soapstone.runtime import Launch, Machine
 

@@ -17,7 +17,7 @@ from soapstone.errors import DataError, warn
 from soapstone.frontend.generation.appended import appended
 from soapstone.frontend.generation.grouped import grouped
 from soapstone.frontend.generation.kept import differs, keeping, pairs, unfit
-from soapstone.frontend.generation.last import of_last
+from soapstone.frontend.generation.last_logits import of_last
 from soapstone.frontend.generation.step_graph import Step
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph

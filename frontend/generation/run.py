@@ -16,7 +16,7 @@ from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.generation.decoder import Decoder, room
 from soapstone.frontend.generation.kept import STARTS
-from soapstone.frontend.generation.last import LAST
+from soapstone.frontend.generation.last_logits import LAST
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 

@@ -22,7 +22,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel import ParallelError
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
-from soapstone.search.parallel.frontier.ways import Saving, savings
+from soapstone.search.parallel.frontier.saving import Saving, savings
 
 COSTS = ("memory_bytes", "time_us", "network_us", "devices", "device_us")
 Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, and of how much

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from soapstone.native.cuda.kept import kept
+from soapstone.native.cuda.kernel_cache import kept
 
 SUM, PROD, MAX, MIN = range(4)
 

@@ -17,7 +17,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
 from soapstone.rules.enumeration import graphs as walks
-from soapstone.rules.enumeration.apart import values_apart
+from soapstone.rules.enumeration.compare import values_apart
 from soapstone.rules.enumeration.levels import Built, build
 from soapstone.rules.enumeration.propose import Terms, is_prefix
 from soapstone.rules.enumeration.protocol import Evaluator

@@ -14,7 +14,7 @@ import numpy as np
 
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration import propose
-from soapstone.rules.enumeration.apart import values_apart
+from soapstone.rules.enumeration.compare import values_apart
 from soapstone.rules.enumeration.propose import Classes, Pairs, Rows, Terms
 from soapstone.rules.enumeration.protocol import Evaluator
 from soapstone.rules.enumeration.space import Space

@@ -22,7 +22,7 @@ from numba.cuda import dispatcher
 
 from soapstone.ir.spec import operator
 from soapstone.kernels.cuda.substrate.compiling import pretended, signature
-from soapstone.native.cuda.kept import FOUND
+from soapstone.native.cuda.kernel_cache import FOUND
 
 
 def main(names: list[str]) -> None:

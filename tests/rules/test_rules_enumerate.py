@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value, instantiate, match, parse
 from soapstone.rules.algebra import evaluate
-from soapstone.rules.enumeration.apart import values_apart
+from soapstone.rules.enumeration.compare import values_apart
 from soapstone.rules.enumeration.engine import Enumeration, enumerate_space
 from soapstone.rules.enumeration.exact import ExactEvaluator, has_exact
 from soapstone.rules.enumeration.levels import build

@@ -20,8 +20,8 @@ from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
 from soapstone.search.parallel.frontier.paths import Paths
 from soapstone.search.parallel.frontier.points import FrontierPoint, _Points, cost_frontier
+from soapstone.search.parallel.frontier.saving import Saving, Sent, ways_of
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
-from soapstone.search.parallel.frontier.ways import Saving, Sent, ways_of
 from soapstone.search.parallel.problem.prepare import Model as Prepared, prepare
 
 SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}

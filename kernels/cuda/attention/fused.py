@@ -18,7 +18,7 @@ import numpy as np
 
 from soapstone.dtypes import HALVES
 from soapstone.ir.ops.products.attention import scale_of
-from soapstone.kernels.cuda.attention.ways import BRANCHES, Element, Fragments, Registers, Rows
+from soapstone.kernels.cuda.attention.tiles import BRANCHES, Element, Fragments, Registers, Rows
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
 from soapstone.kernels.cuda.libraries.cublaslt import bindings

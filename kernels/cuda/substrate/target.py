@@ -22,7 +22,7 @@ import numpy as np
 from numba import config, cuda as _numba_cuda, types
 
 from soapstone.dtypes import learn
-from soapstone.native.cuda.kept import GENERATED, kept
+from soapstone.native.cuda.kernel_cache import GENERATED, kept
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 WARP = 32

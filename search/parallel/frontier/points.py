@@ -29,9 +29,7 @@ from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
 from soapstone.search.parallel.frontier.edges import between
 from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.ordering import Method
-from soapstone.search.parallel.frontier.tables import Point, added
-from soapstone.search.parallel.frontier.tracking import Progress, track
-from soapstone.search.parallel.frontier.ways import (
+from soapstone.search.parallel.frontier.saving import (
     MEMORY,
     TIME,
     Saving,
@@ -41,6 +39,8 @@ from soapstone.search.parallel.frontier.ways import (
     savings,
     ways_of,
 )
+from soapstone.search.parallel.frontier.tables import Point, added
+from soapstone.search.parallel.frontier.tracking import Progress, track
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate

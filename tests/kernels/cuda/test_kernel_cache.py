@@ -62,7 +62,7 @@ def test_what_tells_kernels_apart_names_their_files(
 
     from soapstone.kernels.cuda.substrate.compiling import pretended
     from soapstone.kernels.cuda.substrate.folds import folds
-    from soapstone.native.cuda.kept import kept
+    from soapstone.native.cuda.kernel_cache import kept
 
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
 
@@ -90,7 +90,7 @@ def test_what_tells_kernels_apart_names_their_files(
         path(values={"fold": folds(False)["fold_sum"]}),
     ]
     assert len({*same, *others}) == 1 + len(others)
-    monkeypatch.setattr("soapstone.native.cuda.kept.installed", lambda package: "another")
+    monkeypatch.setattr("soapstone.native.cuda.kernel_cache.installed", lambda package: "another")
     assert path() not in {*same, *others}
 
 
