@@ -2,7 +2,7 @@
 
 A snapshot is named by the hash of the model's bytes, which takes longer to find than the answer of
 a small model. So a note says which snapshot a file has had, by its path and state; and where no
-snapshot could be of the model, a thread finds the hash while the model is opened.
+snapshot could be of the model, a thread finds the hash once there is an answer.
 """
 
 from __future__ import annotations

@@ -271,9 +271,7 @@ class Keeper:
     def __init__(self, model: str | Path, options: Options, place: Place) -> None:
         self._model, self._options, self._place = model, options, place
         self.mark = RowsMark(lambda: place.path, False)
-        if place.settled:
-            place.begin_to_hash()
-        else:  # it may have other bytes later, and this state
+        if not place.settled:  # it may have other bytes later, and this state
             _ = place.path
 
     @staticmethod
@@ -291,6 +289,7 @@ class Keeper:
         """
         from soapstone.kernels.registry import foreign
 
+        self._place.begin_to_hash()
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
         plain = not any(each.holds or each.dtype == TEXT for each in source.inputs)

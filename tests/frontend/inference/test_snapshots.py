@@ -307,7 +307,7 @@ def _hashed(folder: Path, weights: dict[str, np.ndarray[Any, Any]], how: str = "
     return told.strip()
 
 
-def test_a_model_is_hashed_beside_its_opening(tmp_path: Path) -> None:
+def test_a_model_is_hashed_after_its_answer(tmp_path: Path) -> None:
     weights = _model(tmp_path)
     assert _hashed(tmp_path, weights) == "bound answered hashed-beside"
     assert _hashed(tmp_path, weights) == "kept answered"
