@@ -91,6 +91,25 @@ def test_a_mask_of_integers_joins_a_chain_of_floats() -> None:
     np.testing.assert_allclose(y, x + (1 - ids.astype(np.float32)) * 1e4, rtol=1e-6)
 
 
+@pytest.mark.parametrize("count", [3, 5000])
+@pytest.mark.parametrize("source", ["float32", "uint8", "int8"])
+@pytest.mark.parametrize("target", ["uint8", "int8"])
+def test_later_steps_of_a_chain_see_bytes_as_they_are_stored(
+    target: str, source: str, count: int
+) -> None:
+    least = 0 if "uint8" in (source, target) and source != "int8" else -128
+    x = np.linspace(least, 127.9 if "int8" in (source, target) else 255.9, count).astype(source)
+    held, y = np.zeros(count, target), np.zeros(count, np.float32)
+    chain = [
+        ("cast", (0,), {"to": target}),
+        ("cast", (1,), {"to": "float32"}),
+        ("affine", (2,), {"scale": 0.5, "shift": 1.0}),
+    ]
+    fused([x], [held, y], chain, (1, 3))
+    np.testing.assert_array_equal(held, x.astype(target))
+    np.testing.assert_array_equal(y, x.astype(target).astype(np.float32) * 0.5 + 1)
+
+
 def test_what_float32_would_not_hold_is_computed_in_integers() -> None:
     ids = np.arange(5) + (1 << 53)
     for operator, inputs, output, expected in (

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from soapstone.dtypes import BYTES
 from soapstone.ir.errors import GraphError
 from soapstone.ir.expression import Expression, evaluate, order, parameter, text, variable
 from soapstone.ir.operations import COMPARISONS
@@ -45,6 +46,8 @@ from soapstone.kernels.cpu.substrate.mathematics import (
 from soapstone.native.lanes import (
     F16,
     F32,
+    I8,
+    I32,
     LANES,
     Lanes,
     maximum,
@@ -214,12 +217,25 @@ NARROW: dict[str, tuple[Formula, int]] = {
 }
 FUNCTIONS: Mapping[str, Formula] = {**LIGHT, **HEAVY, **{n: f for n, (f, _) in NARROW.items()}}
 
+
+def _byte(a: Lanes) -> Lanes:
+    """Return the number that a byte without a sign holds of a, which is cut to its whole part."""
+    return a.cast(I32).cast(I8).cast(F32)
+
+
+def _signed(a: Lanes) -> Lanes:
+    """Return the number of a byte with a sign, given that of the same one without."""
+    return where(a < 128.0, a, a - 256.0)
+
+
 # Instructions by name: arity, formula, cost.
 _OWN: dict[str, tuple[int, Formula, int]] = {
     "copy": (1, lambda a: a, 1),
     "square": (1, lambda a: a * a, 1),
     "truth": (1, lambda a: _truth(a.compare("!=", 0.0), a), 1),
     "half": (1, lambda a: a.cast(F16).cast(F32), 2),
+    "uint8": (1, _byte, 2),
+    "int8": (1, lambda a: _signed(_byte(a)), 3),
     "bfloat16": (1, lambda a: of_bfloat16(to_bfloat16(a)), 4),
     "add_relu": (2, lambda a, b: _positive(a + b), 1),
     "mul_add": (3, lambda a, b, c: a * b + c, 1),
@@ -240,7 +256,7 @@ _OWN |= {name: (2, lambda a, b, f=LIGHT[name]: _truth(f(a, b), a), 1) for name i
 
 
 STEPS = frozenset(
-    {"copy", "square", "truth", "half", "bfloat16", "add_relu", "mul_add", "mul_add_relu"}
+    {"copy", "square", "truth", "half", "bfloat16", *BYTES, "add_relu", "mul_add", "mul_add_relu"}
 )
 _Named = tuple[Expression, tuple[str, ...], tuple[str, ...]]
 _NAMED: dict[str, _Named] = {}  # an instruction's expression, operands and parameters, by its name

@@ -107,7 +107,8 @@ def _expand(
     if operator == "power":
         return _power(operands[0], float(attributes["exponent"]), first)
     if operator == "cast":
-        made_by = {_BOOL: "truth", "float16": "half", "bfloat16": "bfloat16"}
+        made_by = {_BOOL: "truth", "float16": "half"}
+        made_by |= {name: name for name in ("bfloat16", *BYTES)}  # later steps see it as stored
         return [(made_by.get(attributes["to"], "copy"), operands, 0.0, 0.0)]
     named, choice, defaults = _arguments(operator)
     numbers = []
