@@ -63,12 +63,16 @@ class Place:
         self._hashed: list[str] = []  # by that thread
 
     def begin_to_hash(self) -> None:
-        """Let a thread hash the model's bytes, unless they are: it hardly needs the interpreter's
+        """Let threads hash the model's bytes, unless they are: they hardly need the interpreter's
         lock for that.
         """
         if "path" in self.__dict__:
             return
-        hashing = threading.Thread(target=lambda: self._hashed.append(self.file.digest(1)))
+
+        def work() -> None:
+            self._hashed.append(self.file.digest(self._threads))
+
+        hashing = threading.Thread(target=work)
         with contextlib.suppress(RuntimeError):  # no more threads
             hashing.start()
             self._hashing = hashing
