@@ -163,7 +163,9 @@ def _resize_inputs(
         sides = [extent * (ends[axis] - starts[axis]) for axis, extent in zip(axes, extents)]
         wanted = tuple(int(np.float32(side) * np.float32(r)) for side, r in zip(sides, ratios))
     elif n.text("keep_aspect_ratio_policy", "stretch", _POLICIES) == "stretch":
-        ratios = [size / max(extent, 1) for size, extent in zip(wanted, extents)]
+        ratios = [
+            size / extent if size and extent else 1.0 for size, extent in zip(wanted, extents)
+        ]
     else:
         choose = min if n.attribute("keep_aspect_ratio_policy") == "not_larger" else max
         ratio = choose(size / max(extent, 1) for size, extent in zip(wanted, extents))
