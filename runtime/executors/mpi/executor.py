@@ -97,14 +97,22 @@ def meet(what: str) -> None:
 
 
 def _say_left() -> None:
-    """Tell the other ranks that this one's program is at its end: they may wait for it."""
+    """Tell the other ranks that this one's program is at its end, and hear it of them.
+
+    They may wait for it. MPICH does not end where a message was not received, and a launcher takes
+    a rank that exits without that for a failed one.
+    """
     from mpi4py import MPI
 
     if MPI.Is_finalized():
         return
     comm = MPI.COMM_WORLD
-    others = (other for other in range(comm.Get_size()) if other != comm.Get_rank())
+    others = [other for other in range(comm.Get_size()) if other != comm.Get_rank()]
     _SENT.extend(comm.isend(len(_MEETINGS), other, _LEFT_TAG) for other in others)
+    until = time.monotonic() + timeout_s()
+    while len(_GONE) < len(others) and time.monotonic() < until:
+        _next_missing(comm)
+        time.sleep(_LOOK_S)
 
 
 def _next_missing(comm: Any) -> int | None:

@@ -196,6 +196,17 @@ def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
     assert done.stdout.splitlines() == ["ended"] * 2
 
 
+def test_a_rank_may_end_long_after_another_has_said_that_it_does() -> None:
+    code = """
+from soapstone.runtime.executors.mpi.executor import connect
+comm = connect()
+while comm.Get_rank() == 0 and not comm.Iprobe():  # what the others say at their end
+    pass
+"""
+    done = ranks(3, "-c", code, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_wrong_use_is_told_once() -> None:
     done = train("nothing", count=2)
     assert done.returncode in FAILED
