@@ -35,7 +35,7 @@ from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, T
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.memory import Arena
 from soapstone.runtime.machines.start import start
-from soapstone.runtime.tracing.alike import Alike
+from soapstone.runtime.tracing.analysis_cache import AnalysisCache
 
 if TYPE_CHECKING:
     from soapstone.ir.plan import MemoryPlan
@@ -127,7 +127,7 @@ class Session:
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
-        self._alike = Alike()
+        self._analyses = AnalysisCache()
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
 
@@ -221,7 +221,10 @@ class Session:
                 )
                 alone = self.runtime.executor.world.size == 1
                 operators = [inner(node).name for node in lowered.nodes if alone]
-                with Sharing(operators), self.runtime.capture(graph.name, self._alike) as recording:
+                with (
+                    Sharing(operators),
+                    self.runtime.capture(graph.name, self._analyses) as recording,
+                ):
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
                 executor = self.runtime.executor

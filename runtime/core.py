@@ -27,7 +27,7 @@ from soapstone.runtime.model.task import Task
 from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
-from soapstone.runtime.tracing.alike import Alike
+from soapstone.runtime.tracing.analysis_cache import AnalysisCache
 from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder, Recording
 from soapstone.runtime.tracing.step import Fill, Request, Steps, fills, issue, signature
 
@@ -243,17 +243,19 @@ class Runtime(Host):
 
     @overload
     def capture(
-        self, step: str = "step", alike: Alike | None = None
+        self, step: str = "step", analyses: AnalysisCache | None = None
     ) -> AbstractContextManager[Recording]: ...
     @overload
     def capture(self, step: Callable[[], object]) -> Trace: ...
-    def capture(self, step: str | Callable[[], object] = "step", alike: Alike | None = None) -> Any:
+    def capture(
+        self, step: str | Callable[[], object] = "step", analyses: AnalysisCache | None = None
+    ) -> Any:
         """Capture a step: its launches are analysed and compiled, but not run.
 
         With a name, this is a context manager: after `with runtime.capture("train") as recording:`
         the trace is `recording.trace`. With a function, it is called and the trace is returned.
 
-        alike: earlier traces of this runtime. If the launches are those of one of them but for
+        analyses: earlier traces of this runtime. If the launches are those of one of them but for
         extents, its analysis is reused; otherwise the new trace is added.
 
         Raises (when the capture ends): MemoryExhausted; TaskError when binding fails.
@@ -262,10 +264,10 @@ class Runtime(Host):
             with self._capturing(getattr(step, "__name__", "step")) as recording:
                 step()
             return recording.trace
-        return self._capturing(step, alike)
+        return self._capturing(step, analyses)
 
     @contextmanager
-    def _capturing(self, name: str, alike: Alike | None = None) -> Iterator[Recording]:
+    def _capturing(self, name: str, analyses: AnalysisCache | None = None) -> Iterator[Recording]:
         from soapstone.runtime.tracing.trace import Trace
 
         with self.turn:
@@ -276,14 +278,14 @@ class Runtime(Host):
             analysis = CaptureAnalysis(self.analysis, sink)
             self._capture = analysis
             self._desugarer.steady = False
-            recording, shared = Recording(name), None
-            if alike is not None:
+            recording, key = Recording(name), None
+            if analyses is not None:
                 self._requests = []
             try:
                 yield recording
-                if alike is not None:
+                if analyses is not None:
                     requests, self._requests = self._requests or [], None
-                    shared = alike.analyse(requests, analysis, sink)
+                    key = analyses.analyse(requests, analysis, sink)
                 analysis.close()
                 if self.agreement is not None:
                     self.agreement.decided(sink.operations)
@@ -291,8 +293,8 @@ class Runtime(Host):
                 self._capture = self._requests = None
                 self._desugarer.steady = True
             recording._trace = Trace(self, name, analysis, sink)
-            if alike is not None:
-                alike.note(shared, recording._trace)
+            if analyses is not None:
+                analyses.note(key, recording._trace)
             self.statistics.captures += 1
 
     @contextmanager

@@ -43,7 +43,7 @@ from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.observe.statistics import Statistics
-from soapstone.runtime.tracing.alike import Alike
+from soapstone.runtime.tracing.analysis_cache import AnalysisCache
 from soapstone.runtime.tracing.capture import Recording
 
 
@@ -277,7 +277,7 @@ class LegateRuntime(Runtime):
     # -- captures
 
     @contextmanager
-    def _capturing(self, name: str, alike: Alike | None = None) -> Iterator[Recording]:
+    def _capturing(self, name: str, analyses: AnalysisCache | None = None) -> Iterator[Recording]:
         with self.turn, self._guard:
             self.quiet("capture")
             works: list[Work] = []

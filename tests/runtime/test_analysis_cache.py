@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
-from soapstone.runtime.tracing import alike
-from soapstone.runtime.tracing.alike import Alike
+from soapstone.runtime.tracing import analysis_cache
+from soapstone.runtime.tracing.analysis_cache import AnalysisCache
 
 
 def _add(a, b, y):
@@ -25,8 +25,8 @@ add, double = Task("add", (Read, Read, Write), _add), Task("double", (ReadWrite,
 def analysed(monkeypatch):
     """How many captures were analysed."""
     counted = []
-    issue = alike.issue
-    monkeypatch.setattr(alike, "issue", lambda *given: (counted.append(1), issue(*given)))
+    issue = analysis_cache.issue
+    monkeypatch.setattr(analysis_cache, "issue", lambda *given: (counted.append(1), issue(*given)))
     return counted
 
 
@@ -60,7 +60,7 @@ def check(runtime, made, n, again=True):
 
 
 def test_other_extents_are_not_analysed(analysed):
-    known = Alike()
+    known = AnalysisCache()
     with Runtime(Machine.local(1)) as runtime:
         made = {n: capture(runtime, known, n) for n in (8, 100, 3, 64)}
         assert len(analysed) == 1
@@ -69,7 +69,7 @@ def test_other_extents_are_not_analysed(analysed):
 
 
 def test_other_regions_of_launches_are_analysed(analysed):
-    known = Alike()
+    known = AnalysisCache()
     with Runtime(Machine.local(1)) as runtime:
         made = [
             (n, again, capture(runtime, known, n, again)) for n, again in ((8, 1), (9, 0), (10, 1))
@@ -80,7 +80,7 @@ def test_other_regions_of_launches_are_analysed(analysed):
 
 
 def test_what_a_forgotten_trace_found_is_analysed_anew(analysed):
-    known = Alike()
+    known = AnalysisCache()
     with Runtime(Machine.local(1)) as runtime:
         capture(runtime, known, 8)
         check(runtime, capture(runtime, known, 9), 9)
@@ -88,7 +88,7 @@ def test_what_a_forgotten_trace_found_is_analysed_anew(analysed):
 
 
 def test_several_workers_are_analysed(analysed):
-    known = Alike()
+    known = AnalysisCache()
     with Runtime(Machine.local(2)) as runtime:
         made = {n: capture(runtime, known, n) for n in (8, 16)}
         assert len(analysed) == 2
@@ -97,7 +97,7 @@ def test_several_workers_are_analysed(analysed):
 
 
 def test_no_arena_is_kept():
-    known = Alike()
+    known = AnalysisCache()
     with Runtime(Machine.local(1)) as runtime:
         used = []
         for n in (1 << 16, 1 << 10):
@@ -108,7 +108,7 @@ def test_no_arena_is_kept():
 
 def test_an_error_within_a_capture_leaves_the_runtime_free():
     with Runtime(Machine.local(1)) as runtime:
-        with pytest.raises(ZeroDivisionError), runtime.capture("step", Alike()):
+        with pytest.raises(ZeroDivisionError), runtime.capture("step", AnalysisCache()):
             raise ZeroDivisionError
         assert not runtime.capturing
-        check(runtime, capture(runtime, Alike(), 12), 12)
+        check(runtime, capture(runtime, AnalysisCache(), 12), 12)

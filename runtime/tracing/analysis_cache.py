@@ -1,4 +1,4 @@
-"""Captures of launches like those of an earlier trace, on regions of other shapes.
+"""Analyses of captures, reused for like launches on regions of other shapes.
 
 Where one worker runs all in the order of the program, in one memory, what an analysis finds depends
 on which launch has which region, and not on extents: it is taken over from the trace.
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from soapstone.runtime.tracing.trace import Trace
 
 
-class Alike:
-    """Traces of one runtime, as long as somebody has them, by what others of their kind share."""
+class AnalysisCache:
+    """Traces of one runtime, as long as somebody has them, by what their analysis depends on."""
 
     def __init__(self) -> None:
         self._traces: WeakValueDictionary[Hashable, Trace] = WeakValueDictionary()
@@ -31,22 +31,22 @@ class Alike:
     def analyse(
         self, requests: list[Request], analysis: CaptureAnalysis, recorder: Recorder
     ) -> Hashable:
-        """Analyse launches, or record what that of like ones found; return what they share.
+        """Analyse launches, or record what that of like ones found; return the key of both.
 
-        None where this is not all that it depends on.
+        None where the analysis depends on more.
         """
-        shared = _pattern(requests, analysis.policy) if _by_regions(analysis) else None
-        trace = None if shared is None else self._traces.get(shared)
+        key = _pattern(requests, analysis.policy) if _by_regions(analysis) else None
+        trace = None if key is None else self._traces.get(key)
         if trace is None:
             issue(requests, analysis)
         else:
             _record(requests, trace, analysis, recorder)
-        return shared
+        return key
 
-    def note(self, shared: Hashable, trace: Trace) -> None:
-        """Take note of the trace of analysed launches. shared: as it was returned."""
-        if shared is not None:
-            self._traces[shared] = trace
+    def note(self, key: Hashable, trace: Trace) -> None:
+        """Take note of the trace of analysed launches. key: as it was returned."""
+        if key is not None:
+            self._traces[key] = trace
 
 
 def _by_regions(analysis: CaptureAnalysis) -> bool:
@@ -108,4 +108,4 @@ def _record(
     analysis.statistics.points += len(requests)
 
 
-__all__ = ["Alike"]
+__all__ = ["AnalysisCache"]
