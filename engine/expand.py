@@ -32,7 +32,7 @@ from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
-from soapstone.kernels.equal import Equal
+from soapstone.kernels.entry_cache import EntryCache
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.native.promises import held
 from soapstone.records import dataclass
@@ -263,7 +263,7 @@ class Program:
     """The launches of a graph on concrete regions; records which kernel variant serves each node.
 
     choices: the run's choices of variants, by form of call. precision: see `Call`.
-    equal: by processor, the entries that it runs one after another.
+    caches: by processor, the entries that it runs one after another.
     """
 
     launches: tuple[NodeLaunch, ...]
@@ -272,7 +272,7 @@ class Program:
     variants: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     precision: str = "float32"
-    equal: dict[str, Equal] = field(default_factory=dict)
+    caches: dict[str, EntryCache] = field(default_factory=dict)
 
     def launch(self, runtime: Launcher) -> None:
         """Launch every node once, in program order."""
@@ -293,11 +293,11 @@ class Program:
             )
 
     def release(self) -> None:
-        """Forget what only binding needs: equal entries, and constants that no Python body reads.
+        """Forget what only binding needs: entries by call, and constants that no Python body reads.
 
         Those of nodes that are not bound yet are kept.
         """
-        self.equal.clear()
+        self.caches.clear()
         read = {
             operand.constant
             for item in self.launches
@@ -342,11 +342,11 @@ class _NodeTask:
                 if item.points > 1:  # with attributes of their own
                     name, entry = bind()
                 else:
-                    equal = program.equal.get(context.processor.name)
-                    if equal is None:
-                        equal = program.equal[context.processor.name] = Equal()
+                    cache = program.caches.get(context.processor.name)
+                    if cache is None:
+                        cache = program.caches[context.processor.name] = EntryCache()
                     of = item.node.operator, (item.node.items, chosen)
-                    name, entry = equal.select(*of, *tiles, self._constants, bind)
+                    name, entry = cache.select(*of, *tiles, self._constants, bind)
         except ValueError as error:
             if context.variant is None:
                 raise

@@ -13,7 +13,7 @@ import pytest
 
 from soapstone import InferenceSession, Model
 from soapstone.kernels.entry import Call
-from soapstone.kernels.equal import Equal
+from soapstone.kernels.entry_cache import EntryCache
 from soapstone.kernels.select import select
 from soapstone.native import memory
 from soapstone.native.arrays import start
@@ -57,7 +57,7 @@ class Calls:
     """Calls of one form, and how often one was bound."""
 
     def __init__(self, kernel: Callable, constants: frozenset[int] = frozenset()) -> None:
-        self.kernel, self.constants, self.bound, self.equal = kernel, constants, 0, Equal()
+        self.kernel, self.constants, self.bound, self.cache = kernel, constants, 0, EntryCache()
         self.name = f"kernel {id(self)}"  # what others have shown is not of this one
         KEPT.append(self)
 
@@ -69,7 +69,7 @@ class Calls:
             self.bound += 1
             return "kernel", self.kernel(*inputs, y)
 
-        name, entry = self.equal.select(self.name, "", inputs, (y,), self.constants, made)
+        name, entry = self.cache.select(self.name, "", inputs, (y,), self.constants, made)
         assert name == "kernel" and run(entry) == 0
         return y
 
@@ -129,7 +129,7 @@ def test_what_lies_in_its_first_operand_is_told_from_what_lies_in_its_second():
         KEPT.append(given)
         y = given[inside]
         expected = 2 * given[0] if inside == 1 else 2 * given[1]
-        _, entry = calls.equal.select(
+        _, entry = calls.cache.select(
             *(calls.name, "", given, (y,), frozenset()),
             lambda given=given, y=y: ("kernel", calls.kernel(*given, y)),
         )
@@ -285,7 +285,7 @@ def test_operands_outlive_their_arrays():
     for _ in range(2):
         calls(x)
     y = memory.aligned_array(x.shape, np.float32)
-    _, entry = calls.equal.select(
+    _, entry = calls.cache.select(
         calls.name, "", (x,), (y,), frozenset(), lambda: pytest.fail("bound")
     )
     gone = weakref.ref(x)
@@ -301,7 +301,7 @@ def test_numbers_that_steps_of_a_product_read_are_their_own():
     x = rng.standard_normal((16, 32)).astype(np.float32)
     step = ("dequantize", (0, 1, 2), ())
     for scales in ([0.5] * 4, [0.5, 0.25, 2.0, 1.0]):  # equal ones show how such entries move
-        equal, w = Equal(), rng.standard_normal((32, 32)).astype(np.float32)
+        cache, w = EntryCache(), rng.standard_normal((32, 32)).astype(np.float32)
         for scale in scales:
             zero, y = np.float32(0.25), memory.aligned_array((16, 32), np.float32)
             given = (x.copy(), w, np.full((), scale, np.float32), np.full((), zero, np.float32))
@@ -310,7 +310,7 @@ def test_numbers_that_steps_of_a_product_read_are_their_own():
                 {"operator": "matmul", "items": (), "arity": 2, "program": (step,)},
                 *(given, (y,), 1, frozenset({2, 3})),
             )
-            _, entry = equal.select(
+            _, entry = cache.select(
                 *("with_epilogue", step, given, (y,), call.constants),
                 lambda call=call: select(call, variant="onednn"),
             )

@@ -1,4 +1,4 @@
-"""Equal calls of one worker, the first of which are bound; others follow (`native.relocation`)."""
+"""Entries of one worker: of equal calls the first is bound, and others share its code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from soapstone.records import dataclass
 Selected = tuple[str, Entry | None]
 
 
-class Equal:
+class EntryCache:
     """Entries of calls that one worker runs one after another; those of equal calls share code."""
 
     def __init__(self) -> None:
@@ -104,4 +104,4 @@ def _forms(
     return tuple(forms)
 
 
-__all__ = ["Equal"]
+__all__ = ["EntryCache"]
