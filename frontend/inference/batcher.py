@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference.endings import at_end
+from soapstone.frontend.inference.exit_hooks import at_exit
 from soapstone.frontend.inference.futures import Answer
 from soapstone.frontend.inference.session import InferenceSession, interrupts
 from soapstone.frontend.inference.sources import Field
@@ -201,7 +201,7 @@ class _Joiner:
         for thread in self._threads:
             thread.start()
         tell(self)
-        at_end(self, _Joiner.close)
+        at_exit(self, _Joiner.close)
 
     def forked(self) -> None:
         """In a child process there is no thread to run requests, so they are refused."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from soapstone.frontend.generation.decoder import Decoder
-    from soapstone.frontend.inference.askers import Askers
     from soapstone.frontend.inference.serial_session import SerialSession
     from soapstone.frontend.inference.snapshot_places import RowsMark
+    from soapstone.frontend.inference.thread_pool import ThreadPool
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.ir.files.layouts import Layouts
@@ -160,7 +160,7 @@ class InferenceSession:
         self._serial: tuple[SerialSession, ...] = ()  # none before the model is open
         self._lock = Lock()  # held to open the model, and to choose who serves a run
         self._alone = False  # whether the first alone serves runs, for now
-        self._askers: Askers | None = None  # as many threads as requests, for `run_async`
+        self._pool: ThreadPool | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
         given: tuple[Any, ...] = weights, gpus, cpus, machine, strategy, requests, plain
         given = *given, layouts, fast_memory, plan
@@ -210,7 +210,7 @@ class InferenceSession:
 
     def forked(self) -> None:
         """In a child process no thread of the session runs."""
-        self._askers, self._alone = None, False
+        self._pool, self._alone = None, False
 
     @property
     def name(self) -> str:
@@ -350,11 +350,11 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             self.serial.check_open()
-            if self._askers is None:
-                from soapstone.frontend.inference.askers import Askers
+            if self._pool is None:
+                from soapstone.frontend.inference.thread_pool import ThreadPool
 
-                self._askers = Askers(self.requests, f"run_async of {self.name}")
-            return self._askers.submit(self.run, given)
+                self._pool = ThreadPool(self.requests, f"run_async of {self.name}")
+            return self._pool.submit(self.run, given)
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[Profile]:
@@ -473,22 +473,22 @@ class InferenceSession:
         if opening is not None:
             opening.close()
         try:
-            self._end_askers(cancel)
+            self._end_pool(cancel)
         finally:
             for each in self._serial:
                 each.close()
-            self._end_askers(cancel)  # of who asked meanwhile, and is told that it is closed
+            self._end_pool(cancel)  # of who asked meanwhile, and is told that it is closed
 
-    def _end_askers(self, cancel: bool) -> None:
+    def _end_pool(self, cancel: bool) -> None:
         """Complete the calls of `run_async` so far, or cancel those that do not run yet."""
         with self._lock:
-            askers, self._askers = self._askers, None
-        if askers is None:
+            pool, self._pool = self._pool, None
+        if pool is None:
             return
         try:
-            askers.close(cancel)
+            pool.close(cancel)
         except BaseException:  # an interrupt: what runs is waited for, and nothing else
-            askers.close(cancel=True)
+            pool.close(cancel=True)
             raise
 
     def __enter__(self) -> InferenceSession:

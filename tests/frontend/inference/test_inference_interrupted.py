@@ -114,16 +114,16 @@ def test_an_interrupt_inside_a_session_cancels_what_waits() -> None:
 
 def test_an_interrupt_while_a_session_is_closed_cancels_what_waits() -> None:
     session = InferenceSession(_model(), threads=1)
-    asked, askers = _held(session), session._askers
-    assert askers is not None
-    whole = askers.close
+    asked, pool = _held(session), session._pool
+    assert pool is not None
+    whole = pool.close
 
     def close(cancel: bool = False) -> None:
         if not cancel:
             raise KeyboardInterrupt
         whole(cancel)
 
-    askers.close = close  # type: ignore[method-assign]
+    pool.close = close  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         session.close()
     assert _only_the_first_ran(asked)

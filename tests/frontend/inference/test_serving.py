@@ -234,12 +234,12 @@ def test_a_process_that_an_exception_ends_cancels_what_waits(how: str) -> None:
     program = f"""
 import atexit, time
 atexit.register(lambda: print(sum(each.cancelled() for each in asked), len(done)))
-from soapstone.frontend.inference.askers import Askers
-askers, done = Askers(2, "askers"), []
+from soapstone.frontend.inference.thread_pool import ThreadPool
+pool, done = ThreadPool(2, "pool"), []
 def work(number):
     time.sleep(0.01)
     done.append(number)
-asked = [askers.submit(work, number) for number in range(100)]
+asked = [pool.submit(work, number) for number in range(100)]
 {how}
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _ALL: weakref.WeakKeyDictionary[Any, Callable[[Any, bool], None]] = weakref.WeakKeyDictionary()
 
 
-def at_end(of: T, end: Callable[[T, bool], None]) -> None:
+def at_exit(of: T, end: Callable[[T, bool], None]) -> None:
     """Call `end` when the process ends, unless the object is gone by then.
 
     end: takes the object, and whether what waits is cancelled; it may be called after others.
@@ -32,4 +32,4 @@ def _end() -> None:
         end(each, hasattr(sys, "last_type"))  # of what ended the process, if it was shown
 
 
-__all__ = ["at_end"]
+__all__ = ["at_exit"]

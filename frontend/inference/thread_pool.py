@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from soapstone.frontend.inference.endings import at_end
+from soapstone.frontend.inference.exit_hooks import at_exit
 from soapstone.frontend.inference.futures import Answer
 
-_Asked = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
-class Askers:
+class ThreadPool:
     """A number of threads that run functions in order; they end when nobody has this any more.
 
     Args:
@@ -28,7 +28,7 @@ class Askers:
     """
 
     def __init__(self, threads: int, name: str) -> None:
-        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._asked: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads = tuple(
             threading.Thread(target=_run, args=(self._asked,), name=f"{name} {at}", daemon=True)
             for at in range(threads)
@@ -36,7 +36,7 @@ class Askers:
         for thread in self._threads:
             thread.start()
         weakref.finalize(self, _stop, self._asked, threads).atexit = False
-        at_end(self, Askers.close)
+        at_exit(self, ThreadPool.close)
 
     def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
         """Return the future of a call."""
@@ -56,7 +56,7 @@ class Askers:
                 thread.join()
 
 
-def _run(asked: SimpleQueue[_Asked | None]) -> None:
+def _run(asked: SimpleQueue[_Task | None]) -> None:
     while (item := asked.get()) is not None:
         future, function, given = item
         if future.set_running_or_notify_cancel():
@@ -67,6 +67,6 @@ def _run(asked: SimpleQueue[_Asked | None]) -> None:
         del item, future, function, given  # nothing of it is kept while the thread waits
 
 
-def _stop(asked: SimpleQueue[_Asked | None], threads: int) -> None:
+def _stop(asked: SimpleQueue[_Task | None], threads: int) -> None:
     for _ in range(threads):
         asked.put(None)
