@@ -23,12 +23,12 @@ from soapstone.kernels.cpu.elementwise.conversions import (
     read_number,
     unpack_rows,
 )
+from soapstone.kernels.cpu.elementwise.integers import chain
 from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats
 from soapstone.kernels.cpu.elementwise.long_sums import MOST, Split, split
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
 from soapstone.kernels.cpu.elementwise.tables import by_table
-from soapstone.kernels.cpu.elementwise.whole_numbers import chain
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.reduction.whole_numbers import FOLDS, folded
+from soapstone.kernels.cpu.reduction.integers import FOLDS, folded
 from soapstone.kernels.cpu.substrate.integers import is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.runs import (
