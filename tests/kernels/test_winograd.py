@@ -9,8 +9,9 @@ import pytest
 from helpers.kernel_calls import followed, reference
 
 from soapstone.ir.spec import operator
+from soapstone.kernels.cpu.products.conv_epilogue import ConvEpilogue
 from soapstone.kernels.cpu.winograd import variants as winograd
-from soapstone.kernels.cpu.winograd.entries import Finish, Plan
+from soapstone.kernels.cpu.winograd.entries import Plan
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native.memory import run
@@ -200,7 +201,7 @@ def backward(n, channels, height, width, filters, padding, threads=2):
 def by_plan(call, plan):
     """The entry that follows the plan."""
     if call.operator == "conv2d":
-        return winograd.bind(call, 2, Finish(), plan)
+        return winograd.bind(call, 2, ConvEpilogue(), plan)
     return winograd.grad_input(call, plan)
 
 

@@ -25,16 +25,16 @@ from soapstone.kernels.cpu.products.blocked_lanes import (
     block_product,
     finish_lanes,
 )
-from soapstone.kernels.cpu.products.finish import Finish, finished
-from soapstone.kernels.cpu.products.following import (
+from soapstone.kernels.cpu.products.conv_epilogue import ConvEpilogue, conv_epilogue
+from soapstone.kernels.cpu.products.forms import MOST_ROWS
+from soapstone.kernels.cpu.products.row_epilogue import (
     AT_ONCE,
-    follow,
-    following,
+    epilogue_program,
     offsets,
     product_of,
+    run_epilogue,
     with_steps,
 )
-from soapstone.kernels.cpu.products.forms import MOST_ROWS
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -123,7 +123,7 @@ def _parts(block: Any, begin: int, end: int) -> int:
             k += deep
         if w.program != 0:
             for row in range(count):
-                follow(w.program, first + row, sums + row * _STEP, column, columns)
+                run_epilogue(w.program, first + row, sums + row * _STEP, column, columns)
     return 0
 
 
@@ -152,7 +152,7 @@ class _Problem(NamedTuple):
     w: Array
     y: Array
     bias: Array | None = None
-    finish: Finish = Finish()
+    epilogue: ConvEpilogue = ConvEpilogue()
     program: Block | None = None
 
 
@@ -160,7 +160,7 @@ def _problem(call: Call) -> _Problem | None:
     """Return the problem of a call, or None of one that is no product with constant weights."""
     if 1 not in call.constants or overlaps(call.outputs[0]):
         return None
-    found, (y,) = finished(call), call.outputs
+    found, (y,) = conv_epilogue(call), call.outputs
     first, after, extra = (found[0], [], ()) if found is not None else with_steps(call)
     if first.operator.startswith("conv"):
         extra = [_last(np.broadcast_to(operand, y.shape)) for operand in extra]
@@ -173,10 +173,10 @@ def _problem(call: Call) -> _Problem | None:
         if alone is None:
             return None
         x, w, operands, _ = alone
-        finish = found[1]
-        if finish.added is not None and first is not found[0]:
-            finish = replace(finish, added=_last(finish.added))
-        return _Problem(x, w, y, operands[0] if operands else None, finish)
+        epilogue = found[1]
+        if epilogue.added is not None and first is not found[0]:
+            epilogue = replace(epilogue, added=_last(epilogue.added))
+        return _Problem(x, w, y, operands[0] if operands else None, epilogue)
     bias = None
     if first.operator == "linear" and first.attributes.get("bias", False):
         *factors, bias = first.inputs
@@ -185,7 +185,7 @@ def _problem(call: Call) -> _Problem | None:
     if whole is None:
         return None
     x, w, operands, nodes = whole
-    program = following(operands, nodes, y)
+    program = epilogue_program(operands, nodes, y)
     return None if program is None else _Problem(x, w, y, bias, program=program)
 
 
@@ -257,8 +257,8 @@ def blocked(call: Call) -> Entry | None:
     problem = _problem(call)
     if problem is None:
         return None
-    x, w, y, bias, finish, program = problem
-    arrays = [x, y] if finish.added is None else [x, y, finish.added]
+    x, w, y, bias, epilogue, program = problem
+    arrays = [x, y] if epilogue.added is None else [x, y, epilogue.added]
     if not is_float32(w, *arrays) or 0 in (x.size, w.size, y.size) or x.ndim < 1:
         return None
     depth, columns = math.prod(w.shape[:-1]), w.shape[-1]
@@ -293,15 +293,15 @@ def blocked(call: Call) -> Entry | None:
         x_rows=offsets(x),
         y=y,
         y_rows=y_rows,
-        added=0 if finish.added is None else finish.added,
-        added_rows=y_rows if finish.added is None else offsets(finish.added),
+        added=0 if epilogue.added is None else epilogue.added,
+        added_rows=y_rows if epilogue.added is None else offsets(epilogue.added),
         weights=packed(w, ("blocked", WIDTH), lambda w: _packed(held(w), call.threads)),
         bias=whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,
-        before=finish.before,
-        low=finish.low,
-        high=finish.high,
+        before=epilogue.before,
+        low=epilogue.low,
+        high=epilogue.high,
     )
     entries.append(parallel_for(_parts, block, parts * groups, call.threads))
     return sequence(entries)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.finish import Finish, finished
+from soapstone.kernels.cpu.products.conv_epilogue import ConvEpilogue, conv_epilogue
 from soapstone.kernels.cpu.products.grouped_lanes import FEW, PIXELS, STRIDES, block
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
@@ -157,8 +157,8 @@ def _weights(w: Array) -> Array:
     return store
 
 
-def bind(call: Call, finish: Finish) -> Entry | None:
-    """Return the entry of finish(conv2d(x, w) + b), or None where unserved."""
+def bind(call: Call, epilogue: ConvEpilogue) -> Entry | None:
+    """Return the entry of epilogue(conv2d(x, w) + b), or None where unserved."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
     at, images = call.attributes, (x, y)
@@ -175,7 +175,7 @@ def bind(call: Call, finish: Finish) -> Entry | None:
     stride, (height, width) = tuple(at["stride"]), y.shape[2:]
     if min(at["padding"]) < 0 or tuple(at["dilation"]) != (1, 1) or stride[1] not in STRIDES:
         return None
-    if finish.added is not None or rows > _MOST_ROWS:
+    if epilogue.added is not None or rows > _MOST_ROWS:
         return None
     across = max((width - 1) * stride[1] + window, left + x.shape[3])
     line, blocks = across * 64, -(-filters // _LANES)
@@ -208,8 +208,8 @@ def bind(call: Call, finish: Finish) -> Entry | None:
         weights=weights,
         weight_step=weights.strides[0],
         bias=bias,
-        least=finish.low,
-        most=finish.high,
+        least=epilogue.low,
+        most=epilogue.high,
     )
     entries.append(parallel_for(_BODIES[group, window], given, shares * pieces, call.threads))
     return sequence([each for each in entries if each is not None])
@@ -230,7 +230,7 @@ def _expected(call: Call) -> float:
 @variant(("conv2d", "with_epilogue"), "grouped", expected=_expected, promises=True)
 def grouped(call: Call) -> Entry | None:
     """Return the entry of a convolution of small groups, with what follows it."""
-    found = finished(call)
+    found = conv_epilogue(call)
     if found is None or found[0].operator != "conv2d":
         return None
     return bind(*found)

@@ -15,7 +15,7 @@ import numpy as np
 from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.onednn import library as onednn
-from soapstone.kernels.cpu.products.pairs_ending import Ending, ending
+from soapstone.kernels.cpu.products.pairs_epilogue import PairsEpilogue, pairs_epilogue
 from soapstone.kernels.cpu.products.pairs_lanes import (
     KINDS,
     ROWS,
@@ -231,7 +231,7 @@ class _Problem:
         return ones and self.x.shape[2:] == self.y.shape[2:] and not any(self.low)
 
 
-def _bound(p: _Problem, call: Call, weights: Array, end: Ending) -> Entry | None:
+def _bound(p: _Problem, call: Call, weights: Array, end: PairsEpilogue) -> Entry | None:
     """Return the entry of a product; weights: as `_weights` packs them."""
     _, _, zero, *vectors = call.inputs
     x, y, entries = p.x, p.y, list[Entry | None]()
@@ -308,7 +308,7 @@ def _bound(p: _Problem, call: Call, weights: Array, end: Ending) -> Entry | None
     return sequence(entries)
 
 
-def _conv(call: Call, end: Ending) -> Entry | None:
+def _conv(call: Call, end: PairsEpilogue) -> Entry | None:
     """Return the entry of a convolution of one group."""
     (x, w, *_), (y,), at = call.inputs, call.outputs, call.attributes
     filters, channels, *window = w.shape
@@ -328,7 +328,7 @@ def _conv(call: Call, end: Ending) -> Entry | None:
     return _bound(p, call, packed(w, ("pairs",), make), end)
 
 
-def _linear(call: Call, end: Ending) -> Entry | None:
+def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
     """Return the entry of x's rows times w: of an image whose positions are rows."""
     (x, w, *_), (y,) = call.inputs, call.outputs
     zero = call.attributes.get("w_zero", 0)
@@ -357,7 +357,7 @@ _BINDS["quantized_linear"] = _linear
 def pairs(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
     first = call.inner
-    end = Ending() if first is call else ending(call)
+    end = PairsEpilogue() if first is call else pairs_epilogue(call)
     if end is None:
         return None
     bind, (y,) = _BINDS.get(first.operator), first.outputs

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.programs import Node
-from soapstone.kernels.cpu.products.following import (
-    follow,
-    following,
-    offsets,
-    product_of,
-    with_steps,
-)
 from soapstone.kernels.cpu.products.forms import MOST_ROWS, Form
 from soapstone.kernels.cpu.products.panels_lanes import READINGS, panel_product
+from soapstone.kernels.cpu.products.row_epilogue import (
+    epilogue_program,
+    offsets,
+    product_of,
+    run_epilogue,
+    with_steps,
+)
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.measure import fastest, of_computer
@@ -63,7 +63,7 @@ def _panels(block: Any, begin: int, end: int) -> int:
         panel_product(rows, width // 16, w.x, depth, weights, product, w.reading)
         for row in range(rows):
             some = min(width, columns - column)
-            follow(w.program, row, product + row * 256, column, some)
+            run_epilogue(w.program, row, product + row * 256, column, some)
     return 0
 
 
@@ -122,7 +122,7 @@ def _bind(
         return None
     if y.strides[-1] != 4 and y.shape[-1] > 1:
         return None
-    program = following(operands, nodes, y)
+    program = epilogue_program(operands, nodes, y)
     if program is None:
         return None
     entries: list[Entry | None] = []
@@ -186,7 +186,7 @@ def _readings(threads: int) -> dict[str, Entry]:
         "columns": _COLUMNS,
         "cuts": pack([_CUT.row(column=column, width=width) for column, width in cuts]),
         "x": pack(_rows(np.ones((1, _DEPTH), np.float32))),
-        "program": following([], [], np.empty((1, _COLUMNS), np.float32)),
+        "program": epilogue_program([], [], np.empty((1, _COLUMNS), np.float32)),
     }
     made = {}
     for turn in range(_PIECES):

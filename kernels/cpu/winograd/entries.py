@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.finish import Finish
+from soapstone.kernels.cpu.products.conv_epilogue import ConvEpilogue
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.cpu.winograd.loops import (
     BLOCK,
@@ -84,7 +84,7 @@ def _spread(lines: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """A convolution: of x, (n, channels, h, w), to y, (n, filters, h', w'), with its finish.
+    """A convolution: of x, (n, channels, h, w), to y, (n, filters, h', w'), with its epilogue.
 
     `w` is (filters, channels, 3, 3), and `turned` for the gradient of an input: (channels, filters,
     3, 3), each with its taps in the opposite order. `padding` is (top, left).
@@ -95,7 +95,7 @@ class Problem:
     y: Array
     bias: Array | None
     padding: tuple[int, int]
-    finish: Finish
+    epilogue: ConvEpilogue
     threads: int
     constant: bool = False
     turned: bool = False
@@ -108,7 +108,7 @@ class Problem:
             return False
         if min(self.padding) < 0 or min(channels, filters) < _FEWEST:
             return False
-        images = [a for a in (self.x, self.y, self.finish.added) if a is not None]
+        images = [a for a in (self.x, self.y, self.epilogue.added) if a is not None]
         if any(a.strides[1] != 4 for a in images) or overlaps(self.y):
             return False
         if not self.constant and self.w.strides[1:] != (36, 12, 4):
@@ -191,8 +191,8 @@ def _block(
     tiles: tuple[int, int],
 ) -> Block:
     """Return the kernels' words for the tiles from the first number to before the second."""
-    x, y, added = problem.x, problem.y, problem.finish.added
-    finish, filters, channels = problem.finish, y.shape[1], x.shape[1]
+    x, y, added = problem.x, problem.y, problem.epilogue.added
+    epilogue, filters, channels = problem.epilogue, y.shape[1], x.shape[1]
     across, down = _ceil(y.shape[3], size), _ceil(y.shape[2], size)
     value_step, product_step = buffers.strides[:2], buffers.strides[2:]
     return BLOCK.pack(
@@ -228,9 +228,9 @@ def _block(
         given=0 if problem.constant else problem.w,
         given_step=problem.w.strides[0],
         turned=problem.turned,
-        before=finish.before,
-        low=finish.low,
-        high=finish.high,
+        before=epilogue.before,
+        low=epilogue.low,
+        high=epilogue.high,
     )
 
 

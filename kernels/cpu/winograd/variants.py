@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from soapstone.kernels.cpu.products.finish import Finish, finished
+from soapstone.kernels.cpu.products.conv_epilogue import ConvEpilogue, conv_epilogue
 from soapstone.kernels.cpu.winograd.entries import Plan, Problem, entry
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 
-def bind(call: Call, size: int, finish: Finish, plan: Plan | None = None) -> Entry | None:
-    """Return the entry of finish(conv2d(x, w) + b) by tiles of `size`, or None where unserved."""
+def bind(call: Call, size: int, epilogue: ConvEpilogue, plan: Plan | None = None) -> Entry | None:
+    """Return the entry of epilogue(conv2d(x, w) + b) by tiles of `size`, or None where unserved."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
     constant = 1 in call.constants
@@ -29,7 +29,7 @@ def bind(call: Call, size: int, finish: Finish, plan: Plan | None = None) -> Ent
     padding = _padding(call, x, w, y, tuple(map(int, call.attributes["padding"])))
     if padding is None:
         return None
-    problem = Problem(x, w, y, bias, padding, finish, call.threads, constant)
+    problem = Problem(x, w, y, bias, padding, epilogue, call.threads, constant)
     return entry(problem, size, plan) if problem.served() else None
 
 
@@ -54,17 +54,17 @@ def grad_input(call: Call, plan: Plan | None = None) -> Entry | None:
     padding = _padding(call, dy, w, dx, tuple(2 - int(pad) for pad in call.attributes["padding"]))
     if padding is None:
         return None
-    problem = Problem(dy, w, dx, None, padding, Finish(), call.threads, turned=True)
+    problem = Problem(dy, w, dx, None, padding, ConvEpilogue(), call.threads, turned=True)
     return entry(problem, 2, plan) if problem.served() else None
 
 
 def _finished(call: Call, size: int) -> Entry | None:
     """Return the entry of a convolution by F(size x size, 3x3), with what follows it."""
-    found = finished(call)
+    found = conv_epilogue(call)
     if found is None or found[0].operator != "conv2d":
         return None
-    conv2d, finish = found
-    return bind(conv2d, size, finish)
+    conv2d, epilogue = found
+    return bind(conv2d, size, epilogue)
 
 
 # What they usually take of the direct form's time, where they serve a convolution at all.

@@ -23,17 +23,17 @@ _ROOM = 4 * AT_ONCE  # bytes of a register
 
 # externals: of the program: the product, operands, y; records: of these but the first; steps: the
 # program's, at an address.
-_FOLLOWING = Fields("externals registers records count steps")
+_PROGRAM = Fields("externals registers records count steps")
 # wide: columns lie side by side, else one number serves them all; rows: where each begins.
 _EXTERNAL = Fields("wide base rows")
-_following_of, _external_of = _FOLLOWING.at, _EXTERNAL.at
+_program_of, _external_of = _PROGRAM.at, _EXTERNAL.at
 _EXTERNAL_BYTES = 8 * _EXTERNAL.words
 
 
 @helper
-def follow(following: int, row: int, product: int, column: int, count: int) -> None:
+def run_epilogue(program: int, row: int, product: int, column: int, count: int) -> None:
     """Run the program on `count` results of a row, AT_ONCE at most, from a column on."""
-    w = _following_of(following)
+    w = _program_of(program)
     frame, places, turns, room = stack(128), stack(256), stack(256), stack(16384)
     place, turn = words(places), words(turns)
     for e in range(w.externals + w.registers):
@@ -50,7 +50,7 @@ def follow(following: int, row: int, product: int, column: int, count: int) -> N
     run_steps(w.steps, w.count, frame, place, turn, count)
 
 
-def following(operands: Sequence[Array], nodes: Sequence[Node], y: Array) -> Block | None:
+def epilogue_program(operands: Sequence[Array], nodes: Sequence[Node], y: Array) -> Block | None:
     """Return the program of nodes that number the product 0, then the operands, then themselves.
 
     y: rows of which the last axis' numbers lie side by side. None where it is unserved.
@@ -75,7 +75,7 @@ def following(operands: Sequence[Array], nodes: Sequence[Node], y: Array) -> Blo
         _EXTERNAL.row(wide=a.strides[-1] == 4 or columns == 1, base=a, rows=offsets(a))
         for a in externals
     ]
-    return _FOLLOWING.pack(
+    return _PROGRAM.pack(
         externals=count,
         registers=program.registers,
         records=pack(records),
@@ -98,7 +98,7 @@ def product_of(
     """Return x, w, operands and nodes of a product of matrices, or None of another operator.
 
     The product is x @ w; the nodes are its own, then those `after` it, and number as in
-    `following`. after: nodes that number the result of the call 0, then the extra.
+    `epilogue_program`. after: nodes that number the result of the call 0, then the extra.
     """
     at = call.attributes
     x, w, *operands = call.inputs

@@ -14,7 +14,7 @@ from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)
-class Finish:
+class ConvEpilogue:
     """What is done to a sum: raised to `before`, `added` to, and kept within bounds."""
 
     before: float = -math.inf
@@ -23,24 +23,24 @@ class Finish:
     high: float = math.inf
 
 
-_OWN = {None: Finish(), "relu": Finish(low=0.0)}
+_OWN = {None: ConvEpilogue(), "relu": ConvEpilogue(low=0.0)}
 _Step: TypeAlias = Array | tuple[float, float]  # what is added to the result, or its bounds
 
 
-def finished(call: Call) -> tuple[Call, Finish] | None:
-    """Return the call of a convolution and what follows it, or None where no `Finish` holds that.
+def conv_epilogue(call: Call) -> tuple[Call, ConvEpilogue] | None:
+    """Return the call of a convolution and what follows it, or None where none holds that.
 
     call: of a convolution, or of one with an epilogue.
     """
     first = call.inner
-    finish = _OWN.get(first.attributes.get("activation"))
+    epilogue = _OWN.get(first.attributes.get("activation"))
     for step in _chain(call) if first is not call else ():
-        finish = None if finish is None or step is None else _after(finish, step)
-    return None if finish is None else (first, finish)
+        epilogue = None if epilogue is None or step is None else _after(epilogue, step)
+    return None if epilogue is None else (first, epilogue)
 
 
 def _chain(call: Call) -> Iterator[_Step | None]:
-    """Yield the steps on the result; None is one that no `Finish` can hold."""
+    """Yield the steps on the result; None is one that no `ConvEpilogue` can hold."""
     y, operands = call.outputs[0], call.inputs[call.attributes["arity"] :]
     result = 0
     for index, (name, numbers, items) in enumerate(call.attributes["program"]):
@@ -60,11 +60,11 @@ def _chain(call: Call) -> Iterator[_Step | None]:
         result = len(operands) + index + 1
 
 
-def _after(finish: Finish, step: _Step) -> Finish | None:
-    """Return the finish with one more step, or None where it has no place for that."""
+def _after(epilogue: ConvEpilogue, step: _Step) -> ConvEpilogue | None:
+    """Return the epilogue with one more step, or None where it has no place for that."""
     if isinstance(step, np.ndarray):
-        if finish.added is not None or finish.high != math.inf:
+        if epilogue.added is not None or epilogue.high != math.inf:
             return None
-        return Finish(before=finish.low, added=step)
-    low, high = (min(max(bound, step[0]), step[1]) for bound in (finish.low, finish.high))
-    return replace(finish, low=low, high=high)
+        return ConvEpilogue(before=epilogue.low, added=step)
+    low, high = (min(max(bound, step[0]), step[1]) for bound in (epilogue.low, epilogue.high))
+    return replace(epilogue, low=low, high=high)

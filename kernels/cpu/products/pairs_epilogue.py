@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Ending:
+class PairsEpilogue:
     """What is done to a real result; see `pairs_lanes.NUMBERS`.
 
     second: before what is added, and `third` after it; None where the first part is all. zero: what
@@ -69,8 +69,8 @@ class Ending:
             return 0
         return 1 + KINDS["none" if self.added is None else self.added.dtype.name]
 
-    def affine(self, rise: float, start: float) -> Ending | None:
-        """Return the ending with a multiplication and an addition after it, or None."""
+    def affine(self, rise: float, start: float) -> PairsEpilogue | None:
+        """Return the epilogue with a multiplication and an addition after it, or None."""
         if self.second is None:
             made = self.first.affine(rise, start)
             if made is not None:
@@ -82,14 +82,14 @@ class Ending:
         third = self.third.affine(rise, start)
         return None if third is None else replace(self, third=third)
 
-    def within(self, low: float, high: float) -> Ending:
-        """Return the ending that keeps within these bounds too."""
+    def within(self, low: float, high: float) -> PairsEpilogue:
+        """Return the epilogue that keeps within these bounds too."""
         if self.second is None:
             return replace(self, first=self.first.within(low, high))
         return replace(self, third=self.third.within(low, high))
 
-    def add(self, array: Array, scale: float, zero: float) -> Ending | None:
-        """Return the ending that adds (array - zero) * scale, or None: it adds one array at most.
+    def add(self, array: Array, scale: float, zero: float) -> PairsEpilogue | None:
+        """Return the epilogue that adds (array - zero) * scale, or None: it adds one array at most.
 
         v + (q - zero) scale = (v / scale + q) scale - zero scale
         """
@@ -111,11 +111,11 @@ def _spread(array: Array, shape: tuple[int, ...]) -> Array | None:
     return strided(array, shape, tuple(steps))
 
 
-def ending(call: Call) -> Ending | None:
-    """Return what the steps of an epilogue do to a result, or None where no `Ending` holds it."""
+def pairs_epilogue(call: Call) -> PairsEpilogue | None:
+    """Return what the steps of an epilogue do to a result, or None where none holds it."""
     arity, program = call.attributes["arity"], call.attributes["program"]
     y, operands = call.outputs[0], call.inputs[arity:]
-    made, result = Ending(), 0
+    made, result = PairsEpilogue(), 0
     real: dict[int, tuple[Array, float, float]] = {
         number: (array, 1.0, 0.0)
         for number, array in enumerate(operands, 1)
@@ -130,7 +130,7 @@ def ending(call: Call) -> Ending | None:
 
     for index, (name, numbers, items) in enumerate(program):
         at, own = dict(items), len(operands) + index + 1
-        after: Ending | None = None
+        after: PairsEpilogue | None = None
         if name in ("quantize", "dequantize"):
             scale, zero = map(known, numbers[1:])
             if scale is None or zero is None or not 0 < scale < math.inf:
