@@ -20,8 +20,8 @@ from soapstone.engine.lower import in_place
 from soapstone.engine.lower.readers import inner
 from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.parallel_compilation import ParallelCompilation
 from soapstone.engine.prepare import Prepared, prepare
-from soapstone.engine.sharing import Sharing
 from soapstone.errors import DataError
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -222,7 +222,7 @@ class Session:
                 alone = self.runtime.executor.world.size == 1
                 operators = [inner(node).name for node in lowered.nodes if alone]
                 with (
-                    Sharing(operators),
+                    ParallelCompilation(operators),
                     self.runtime.capture(graph.name, self._analyses) as recording,
                 ):
                     program.launch(self.runtime)

@@ -4,8 +4,8 @@ A kernel is one function of C, and its object file holds all that it calls (`lin
 So a process in which every kernel is found only places them in memory (`loader`).
 
 Object files are kept in the user's cache, for one environment. A package may come with others
-(`engine.ahead`), for a level of x86-64's instructions: they are of these sources or are not found,
-and are not used where settings of Numba ask for other code.
+(`engine.ahead_of_time`), for a level of x86-64's instructions: they are of these sources or are not
+found, and are not used where settings of Numba ask for other code.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def compile_(
 ) -> None:
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
     from soapstone.cache.answers import PACKAGED
-    from soapstone.engine import ahead
+    from soapstone.engine import ahead_of_time
     from soapstone.frontend.onnx.file import schema
     from soapstone.frontend.progress import staged
 
@@ -136,12 +136,12 @@ def compile_(
         if folder is not None:
             raise DataError(f"--folder {str(folder)!r} found without --level, which it is of")
         with staged() as stages:
-            count = ahead.fill(stages)
+            count = ahead_of_time.fill(stages)
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return
     with staged() as stages:
-        folders = [str(ahead.ship(each, folder or PACKAGED, stages)) for each in level]
-    ahead.tell(folder or PACKAGED)
+        folders = [str(ahead_of_time.ship(each, folder or PACKAGED, stages)) for each in level]
+    ahead_of_time.tell(folder or PACKAGED)
     schema.ship(folder or PACKAGED)
     answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)
 

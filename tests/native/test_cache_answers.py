@@ -12,7 +12,7 @@ import pytest
 
 from soapstone.cache import report, sources
 from soapstone.cache.answers import state_of
-from soapstone.engine import ahead
+from soapstone.engine import ahead_of_time
 
 # The stamps of a kernel that chooses among all, and what was read for them.
 PROGRAM = """
@@ -113,7 +113,7 @@ def _asked(place: Path, cache: Path) -> tuple[object, int, int]:
 
 def test_what_is_asked_of_sources_may_come_with_the_package(tmp_path: Path) -> None:
     package = tmp_path / "package"
-    ahead.tell(package)
+    ahead_of_time.tell(package)
     told, read, modules = _asked(package, tmp_path / "cache")
     assert read == 0
     found = (tmp_path / "cache").glob("*")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from soapstone.cache.objects import LEVELS, features, held
-from soapstone.engine import ahead
-from soapstone.engine.ahead import kernels, ship
+from soapstone.engine import ahead_of_time
+from soapstone.engine.ahead_of_time import kernels, ship
 from soapstone.kernels.cpu.reduction.reduce import MONOIDS, reducing
 from soapstone.kernels.cpu.substrate.runs import LOOPS, POWERS, SUM
 
@@ -65,7 +65,7 @@ _MODULES = ("soapstone.kernels.cpu.products.nbits", "soapstone.native.lanes")
 _PACKAGE = f"""
 import sys
 from pathlib import Path
-from soapstone.engine.ahead import kernels
+from soapstone.engine.ahead_of_time import kernels
 mine = [each for each in kernels() if each.function.__module__ in {_MODULES}]
 for each in mine:
     each.package(Path(sys.argv[1]))
@@ -97,8 +97,8 @@ def test_kernels_use_what_their_level_has(level: str, tmp_path: Path) -> None:
 # Processes compile the smallest kernels, or all, and the parent says how far they are.
 _SHARED = """
 import json, os, signal, sys
-from soapstone.engine import ahead
-every = ahead.kernels()
+from soapstone.engine import ahead_of_time
+every = ahead_of_time.kernels()
 small = ("soapstone.native.entries", "soapstone.native.folds", "soapstone.native.relocation")
 mine = [n for n, each in enumerate(every) if each.function.__module__ in small]
 told = []
@@ -108,7 +108,7 @@ def progress(stage, done, total):
         os.killpg(0, signal.SIGINT)
 before = [n for n in mine if every[n].kept]
 try:
-    ahead._compile(mine if sys.argv[1] == "some" else range(len(every)), progress)
+    ahead_of_time._compile(mine if sys.argv[1] == "some" else range(len(every)), progress)
 except KeyboardInterrupt:
     told.append("interrupted")
 try:
@@ -157,11 +157,11 @@ def test_an_interrupt_ends_what_compiles_without_a_word(tmp_path: Path) -> None:
 def test_a_kernel_that_cannot_be_compiled_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(subprocess.CalledProcessError):
-        ahead._compile([0], None, str(tmp_path / "file"))
+        ahead_of_time._compile([0], None, str(tmp_path / "file"))
 
 
 _LISTED = """
-from soapstone.engine.ahead import kernels
+from soapstone.engine.ahead_of_time import kernels
 print(*(each.function.__module__ for each in kernels()))
 """
 
@@ -169,7 +169,7 @@ print(*(each.function.__module__ for each in kernels()))
 def test_processes_number_kernels_as_their_settings_have_them() -> None:
     """Of a level without conversions of half precision there are fewer."""
     told = []
-    for command in (["-c", _LISTED], ["-m", "soapstone.engine.ahead", "all"]):
+    for command in (["-c", _LISTED], ["-m", "soapstone.engine.ahead_of_time", "all"]):
         ran = subprocess.run(
             [sys.executable, *command],
             env={**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from soapstone.cache import objects
-from soapstone.engine import sharing
-from soapstone.engine.sharing import Sharing
+from soapstone.engine import parallel_compilation
+from soapstone.engine.parallel_compilation import ParallelCompilation
 
 # One kernel is asked for; others compile what else the operators may need, here small kernels.
 _SHARED = """
 import json, os, threading, time
 from soapstone import system
 from soapstone.cache import objects
-from soapstone.engine import sharing
+from soapstone.engine import parallel_compilation
 from soapstone.native import entries
 from soapstone.native.threads import openmp
-sharing.usable_cores = lambda: 3
-made = sharing.Sharing(["adam", "conv2d", "attention", "adam"])
+parallel_compilation.usable_cores = lambda: 3
+made = parallel_compilation.ParallelCompilation(["adam", "conv2d", "attention", "adam"])
 predicted = made._kernels()
 small = [each for each in entries.MADE if each.function.__module__ == openmp.__name__]
 small += [each for each in entries.MADE if each.function.__name__ == "grouped"][:2]
@@ -77,10 +77,10 @@ def test_others_compile_what_the_operators_may_need(tmp_path: Path) -> None:
 
 
 def test_what_another_is_compiling_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "usable_cores", lambda: 2)
-    monkeypatch.setattr(Sharing, "_begin", lambda self: None)
+    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: 2)
+    monkeypatch.setattr(ParallelCompilation, "_begin", lambda self: None)
     ready, said = threading.Event(), list[str]()
-    with Sharing(["relu"]) as made:
+    with ParallelCompilation(["relu"]) as made:
         assert objects.SHARED[-1] == made.asked
         made._running["a kernel"] = ready
         asking = threading.Thread(target=lambda: (made.asked("a kernel"), said.append("goes on")))
@@ -97,7 +97,7 @@ def test_what_another_is_compiling_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_core_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "usable_cores", lambda: 1)
+    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: 1)
     before = list(objects.SHARED)
-    with Sharing(["relu"]):
+    with ParallelCompilation(["relu"]):
         assert before == objects.SHARED

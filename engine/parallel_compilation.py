@@ -30,11 +30,11 @@ _FEW = 6  # kernels that are not worth the start of a process
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command of a process that compiles kernels (`engine.ahead`).
+    """Return the command of a process that compiles kernels (`engine.ahead_of_time`).
 
     It imports nothing from the folder that it begins in, where others may have the same names.
     """
-    return [sys.executable, "-P", "-m", "soapstone.engine.ahead", *arguments]
+    return [sys.executable, "-P", "-m", "soapstone.engine.ahead_of_time", *arguments]
 
 
 def _used(kernel: object) -> dict[Native, bool]:
@@ -75,7 +75,7 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(each)
 
 
-class Sharing:
+class ParallelCompilation:
     """As long as the block runs, others compile kernels of operators if one is missing.
 
     operators: the name of each node's.
@@ -90,7 +90,7 @@ class Sharing:
         self._processes: list[subprocess.Popen[str]] = []
         self._began = self._closed = False
 
-    def __enter__(self) -> Sharing:
+    def __enter__(self) -> ParallelCompilation:
         if self._operators and usable_cores() > 1:
             objects.SHARED.append(self.asked)
         return self
@@ -186,4 +186,4 @@ class Sharing:
                 return
 
 
-__all__ = ["Sharing", "command"]
+__all__ = ["ParallelCompilation", "command"]

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from soapstone.cache import sources
 from soapstone.cache.answers import PACKAGED
 from soapstone.cache.objects import LEVELS, packaged
-from soapstone.engine.sharing import command
+from soapstone.engine.parallel_compilation import command
 from soapstone.ir import ops
 from soapstone.ir.spec import operators
 from soapstone.kernels import cpu
