@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from soapstone.engine.carry.planned import processors_of
+from soapstone.engine.carry.traffic import processors_of
 from soapstone.engine.expand import Argument, NodeLaunch
 from soapstone.engine.images import Images
 from soapstone.engine.lower import in_place

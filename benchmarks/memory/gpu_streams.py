@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from gpu_figures import TINY, stepping, table_of
 
 from soapstone.deadline import Deadline
-from soapstone.frontend.planned import SECONDS, Launches
+from soapstone.frontend.memory_plans import SECONDS, Launches
 from soapstone.frontend.strategies.finding import with_constants
 from soapstone.ir.plan import Action
 from soapstone.search.cost.profile import measured_machine

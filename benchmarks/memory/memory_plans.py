@@ -34,7 +34,7 @@ from soapstone.deadline import Deadline
 from soapstone.engine.mapper import strategy_of
 from soapstone.engine.session import Bound, Session
 from soapstone.frontend.app import load_app
-from soapstone.frontend.planned import launched
+from soapstone.frontend.memory_plans import launched
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan

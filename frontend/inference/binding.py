@@ -35,7 +35,7 @@ from soapstone.runtime import Machine, Runtime
 from soapstone.runtime.forks import tell
 
 if TYPE_CHECKING:
-    from soapstone.frontend.planned import Plans
+    from soapstone.frontend.memory_plans import Plans
 
 _CHOICES = 1 << 12  # of kernels that a session keeps: ever more shapes have ever more calls
 

@@ -145,7 +145,7 @@ class InferenceSession:
             if streamed:
                 if requests > 1:
                     raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
-                from soapstone.frontend.planned import Plans
+                from soapstone.frontend.memory_plans import Plans
 
                 plans = Plans("dp" if plan is None else plan, fast_memory)
                 plans.step = True  # a plan that is given is of what is bound here

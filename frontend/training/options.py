@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soapstone.frontend.planned import Plans
+from soapstone.frontend.memory_plans import Plans
 from soapstone.frontend.precision import check_tf32
 from soapstone.frontend.training.objective import Losses, Metrics
 from soapstone.frontend.training.optimizers import Optimizer

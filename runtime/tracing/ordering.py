@@ -1,7 +1,7 @@
 """A captured step in the order in which a process runs its part, and the memory that this takes.
 
 Nothing is allocated or bound here: a trace goes on from it (`trace.py`), and whoever wants to know
-beforehand what a step holds needs no more (`planned.py`).
+beforehand what a step holds needs no more (`dry_run.py`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def plan(
     """
     from soapstone.deadline import Deadline, TimeUpError
     from soapstone.files import check_suffix, check_targets, write
-    from soapstone.frontend.planned import SECONDS, Launches
+    from soapstone.frontend.memory_plans import SECONDS, Launches
     from soapstone.frontend.progress import planning
     from soapstone.frontend.strategies.finding import parse_sizes, with_constants
     from soapstone.frontend.strategies.plot import memory_chart

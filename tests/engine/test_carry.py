@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 from soapstone import SGD, Model
 from soapstone.cli.main import app
 from soapstone.engine.carry import carry_out
-from soapstone.engine.carry.planned import planned_bytes
+from soapstone.engine.carry.traffic import traffic_bytes
 from soapstone.engine.lower import lower, views
 from soapstone.engine.lower.passes import verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_views
@@ -160,12 +160,12 @@ def test_one_worker_recomputes_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "routed" in way])
-def test_paths_move_the_planned_bytes(way: str) -> None:
+def test_paths_move_the_bytes_that_were_foreseen(way: str) -> None:
     machine = Machine.local(cpus=2, memories=2)
     with compiled(WAYS[way], machine=machine) as model:
         step, strategy = model.training_graph, model.strategy
         planned, moved = Counter[str](), Counter[str]()
-        for (value, _), nbytes in planned_bytes(step, strategy, machine).items():
+        for (value, _), nbytes in traffic_bytes(step, strategy, machine).items():
             planned[value] += nbytes
         for operation in trace_of(model).operations:
             if operation.kind == "copy":

@@ -12,7 +12,7 @@ import pytest
 from soapstone import Adam, Model
 from soapstone.apps.graphs import gat, gcn, sage
 from soapstone.engine.images import Image
-from soapstone.engine.planned_memory import planned_memory
+from soapstone.engine.required_memory import required_memory
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import Shape, block_model
@@ -87,7 +87,7 @@ def trained(
             if event.category == "copy" and event.name in names:
                 copied[names[event.name]] = copied.get(names[event.name], 0) + event.nbytes
         used = model.trainer.session.used_bytes
-        planned = planned_memory(model.training_graph, model.strategy, machine, model.constants)
+        planned = required_memory(model.training_graph, model.strategy, machine, model.constants)
     return [record["loss"] for record in found.epochs], copied, used, planned
 
 

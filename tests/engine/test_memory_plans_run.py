@@ -19,7 +19,7 @@ from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.prepare import prepare
 from soapstone.engine.session import Session
 from soapstone.frontend.app import load_app
-from soapstone.frontend.planned import Launches, anew, launched
+from soapstone.frontend.memory_plans import Launches, anew, launched
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.analysis.footprint import Footprint, Touch, Touches
 from soapstone.ir.builder import GraphBuilder

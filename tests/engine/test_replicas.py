@@ -14,7 +14,7 @@ from helpers.processes import PROGRAMS, mpiexec, ranks
 from programs.carried_training import compiled, kept, trained
 from programs.replicated_training import WAYS, at_random, close
 
-from soapstone.engine.carry.planned import planned_bytes
+from soapstone.engine.carry.traffic import traffic_bytes
 from soapstone.engine.prepare import prepare
 from soapstone.frontend.strategies.finding import imported
 from soapstone.ir.builder import GraphBuilder
@@ -45,9 +45,9 @@ def test_each_point_writes_its_copy_and_reads_that_of_its_device() -> None:
     (read,) = [a for a in second.arguments if a.region == "first"]
     assert read.lo.tolist() == [[8, 0], [0, 0]] and read.hi.tolist() == [[16, 12], [8, 12]]
     machine = Machine.local(cpus=2, memories=2)
-    assert planned_bytes(step, strategy, machine).get(("first", "second"), 0) == 0
+    assert traffic_bytes(step, strategy, machine).get(("first", "second"), 0) == 0
     split = given(replace(ALL, replicated=()))
-    assert planned_bytes(step, split, machine)["first", "second"] == 8 * 12 * 4
+    assert traffic_bytes(step, split, machine)["first", "second"] == 8 * 12 * 4
 
 
 def test_copies_of_parts_lie_one_behind_the_other() -> None:

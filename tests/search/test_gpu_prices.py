@@ -15,7 +15,7 @@ from helpers.processes import python
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app
-from soapstone.frontend.planned import Launches
+from soapstone.frontend.memory_plans import Launches
 from soapstone.frontend.strategies.finding import graph_of, machine_of, simulated
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.files.graphs import save_graph

@@ -8,7 +8,7 @@ from helpers.ir_examples import training
 from helpers.memory_optimum import optimum, random_graph
 
 from soapstone.deadline import Deadline
-from soapstone.frontend.planned import launched
+from soapstone.frontend.memory_plans import launched
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.errors import GraphError
 from soapstone.ir.plan import Action

@@ -11,7 +11,7 @@ import numpy as np
 
 from soapstone.engine.carry import carry_out
 from soapstone.engine.mapper import check_backing
-from soapstone.engine.planned_memory import planned_memory
+from soapstone.engine.required_memory import required_memory
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration, Keep
@@ -285,7 +285,7 @@ def _planned(model: Model, chosen: Sequence[Array], strategy: Strategy | None) -
 
 
 def _planned_of(graph: Graph, strategy: Strategy, machine: Machine) -> Held:
-    held = planned_memory(graph, strategy, machine)
+    held = required_memory(graph, strategy, machine)
     number = {memory.name: i for i, memory in enumerate(machine.memories)}
     used = {number[processor.memory] for processor in machine.processors}
     over = sum(max(0, held[i] - machine.memories[i].capacity_bytes) for i in used)

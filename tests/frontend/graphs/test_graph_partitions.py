@@ -15,7 +15,7 @@ from helpers.processes import mpiexec, ranks
 
 from soapstone import Adam, GraphError, Model
 from soapstone.apps.graphs import gat, gcn, gin, sage
-from soapstone.frontend import planned
+from soapstone.frontend import memory_plans
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import write_graph
@@ -77,13 +77,13 @@ def test_parts_work_in_a_fast_memory() -> None:
 def test_plans_are_searched_for_once_cuts_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitioner, "_ROUNDS", 2)
     steps = 2 * (partitioner._WARM + partitioner._MOST) + 1
-    methods, real = list[str](), planned.memory_plan
+    methods, real = list[str](), memory_plans.memory_plan
 
     def noted(footprint: Footprint, capacity: int, method: str, **more: Any) -> Any:
         methods.append(method)
         return real(footprint, capacity, method, **more)
 
-    monkeypatch.setattr(planned, "memory_plan", noted)
+    monkeypatch.setattr(memory_plans, "memory_plan", noted)
     model = APPS["gcn"]()
     split = Partitioned(model, DATA.adjacency, 2)
     how: dict[str, Any] = {"fast_memory": 40_000, "plan": "dp", "machine": Machine.local(cpus=2)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from soapstone import InferenceSession, Model
-from soapstone.frontend.planned import launched
+from soapstone.frontend.memory_plans import launched
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Role

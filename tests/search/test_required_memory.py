@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.processes import PROGRAMS, mpiexec, ranks
-from programs import planned_memory as program
+from programs import required_memory as program
 from programs.replicated_training import in_copies
 
 from soapstone import SGD, Model
@@ -68,7 +68,7 @@ def test_workers_hold_what_is_planned(strategies: list[Path]) -> None:
 @pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
 def test_ranks_hold_what_is_planned(strategies: list[Path]) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-    done = ranks(2, PROGRAMS / "planned_memory.py", *strategies, timeout_s=60)
+    done = ranks(2, PROGRAMS / "required_memory.py", *strategies, timeout_s=60)
     assert done.returncode == 0, done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert [name for name, _, _ in rows] == [file.stem for file in strategies]

@@ -15,12 +15,12 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.runtime import Machine
-from soapstone.runtime.tracing.planned import PlannedStep
+from soapstone.runtime.tracing.dry_run import DryRun
 
 _NONE = np.zeros(0)  # contents that nobody reads
 
 
-def planned_memory(
+def required_memory(
     graph: Graph,
     strategy: Strategy,
     machine: Machine,
@@ -41,7 +41,7 @@ def planned_memory(
     constants = graph.inputs(Role.CONSTANT)
     prepared, mapper = prepare(graph, strategy, set(constants)), GraphMapper()
     ranks = {processor.memory for processor in machine.processors if processor.node}
-    step = PlannedStep(machine, mapper, processes=len(ranks) or 1)
+    step = DryRun(machine, mapper, processes=len(ranks) or 1)
     mapper.adopt(prepared.strategy)
     lowered = prepared.graph
     regions = {

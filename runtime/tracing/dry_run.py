@@ -1,7 +1,7 @@
-"""The bytes that a step needs in each memory, before anything is allocated or bound.
+"""Dry runs: the bytes that a step needs in each memory, before anything is allocated or bound.
 
 Its launches are analysed, ordered and laid out as a capture of them is, in all processes of a run;
-only the bytes are missing. So what is planned here is what executors hold.
+only the bytes are missing. So what is counted here is what executors hold.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Counted:
         self.nbytes[storage.memory] += storage.nbytes
 
 
-class PlannedStep:
-    """A step that is launched here instead of on a runtime.
+class DryRun:
+    """A step that is launched here instead of on a runtime, and not executed.
 
     Args:
         processes: of the run; each owns as many memories of the machine.

@@ -22,7 +22,7 @@ from soapstone.runtime.analysis.reduction import folds
 from soapstone.runtime.model import tiling
 
 
-def planned_bytes(
+def traffic_bytes(
     graph: Graph, strategy: Strategy, machine: Machine
 ) -> Mapping[tuple[str, str], int]:
     """Return the bytes that are copied between memories, by value and the launch that reads it.

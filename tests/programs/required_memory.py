@@ -1,4 +1,4 @@
-"""What sessions hold beside what is planned: `mpiexec -n 2 python planned_memory.py FILE...`.
+"""What sessions hold beside what is planned: `mpiexec -n 2 python required_memory.py FILE...`.
 
 Each file is a strategy, named by model and way. All ranks' memories are looked at; the first rank
 prints a line a file: its name, planned and held bytes of each memory.
@@ -15,7 +15,7 @@ import numpy as np
 
 from soapstone.engine.measuring import running
 from soapstone.engine.peers import Peers
-from soapstone.engine.planned_memory import planned_memory
+from soapstone.engine.required_memory import required_memory
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -43,7 +43,7 @@ def rows(files: Sequence[Path], executor: str) -> Iterator[tuple[str, list[int],
     machine = machine_of(executor, 1 if executor == "mpi" else 2)
     for file in files:
         graph, strategy = graph_named(file.stem.split()[0]), Strategy.load(file)
-        planned = planned_memory(graph, strategy, machine)
+        planned = required_memory(graph, strategy, machine)
         with running(graph, machine, strategy, executor=executor) as (session, _):
             held = peers.all(np.array(session.used_bytes)).sum(0).astype(int).tolist()
         yield file.stem, list(planned), held
