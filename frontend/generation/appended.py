@@ -22,7 +22,6 @@ import numpy as np
 from soapstone.frontend.generation.step_graph import (
     JOINED,
     MASKED,
-    MERGED,
     NANS,
     ROWS,
     SCORES,
@@ -92,15 +91,11 @@ class _Rules:
 
     def _after(self, node: Node) -> dict[str, Value]:
         """Return a node's results in the step."""
-        for name in node.inputs:
-            value = self.values.get(name)
-            if value is not None and value.kind == MERGED and not _views(node):
-                raise Unknown(value.name)
         if node.operator == "attention":
             return self._attention(node)
         if node.spec.states:
             return self._recurrent(node)
-        if node.spec.view == "reshape" or self.values[self._only(node)].kind == MERGED:
+        if node.spec.view == "reshape":
             return self._reshaped(node)
         given = [self.values.get(name) for name in node.inputs]
         known = [value for value in given if value is not None]
@@ -180,53 +175,21 @@ class _Rules:
         return self.builder.add(replace(node, inputs=tuple(inputs), items=items))
 
     def _reshaped(self, node: Node) -> dict[str, Value]:
-        whole, (name,) = node.inputs[0], node.outputs
-        chain = [node]
-        while self.values[whole].kind == MERGED:
-            chain.insert(0, self.graph.producers[whole])
-            whole = chain[0].inputs[0]
-        if any(each.operator == "transpose" for each in chain):
-            return self._turned(chain)
-        value, after = self.values[whole], self.graph.tensors[name].shape
-        before, kind = self.graph.tensors[whole].shape, value.kind
-        axis, samples = (_same_place(before, after, at) for at in (value.axis, value.samples))
-        if kind not in (ROWS, JOINED):
+        (whole,), (name,) = node.inputs, node.outputs
+        before, after = (self.graph.tensors[each].shape for each in (whole, name))
+        value, samples, joined = self.values[whole], self.step.samples, self.step.extents(JOINED)[1]
+        kind, axis = value.kind, _same_place(before, after, value.axis)
+        place = _same_place(before, after, value.samples, samples)
+        keys = -1 if value.keys < 0 else _same_place(before, after, value.keys)
+        if kind == JOINED and after[:2] == (samples, self.step.tokens):
+            kind, axis, place = ROWS, 1, 0
+        elif (kind, *after[:1]) == (ROWS, joined) and self.step.leads(value, before):
+            kind, axis, place = JOINED, 0, 0
+        if axis is None or place is None or keys is None or (axis == place and kind != JOINED):
             raise Unknown(node.label)
-        if kind == JOINED and after[:2] == (self.step.samples, self.step.tokens):
-            kind, axis, samples = ROWS, 1, 0
-        elif (value.samples, value.axis) == (0, 1) and after[:1] == self.step.extents(JOINED)[1:]:
-            kind, axis, samples = JOINED, 0, 0
-        if axis is None or samples is None:
-            return {name: Value(node.label, -1, MERGED)}
         shape = with_extent(after, axis, self.step.extents(kind)[0])
         (new,) = self.builder.apply("reshape", value.name, shape=shape, name=node.name)
-        return {name: Value(new, axis, kind, samples=samples)}
-
-    def _turned(self, chain: Sequence[Node]) -> dict[str, Value]:
-        """Return the result of reshapes and transposes, of which the first merges rows' axes.
-
-        Where rows and samples are afterwards, arrays show that hold nothing but their numbers.
-        """
-        whole, node, names = chain[0].inputs[0], chain[-1], [each.outputs[0] for each in chain]
-        value, shapes = self.values[whole], [self.graph.tensors[name].shape for name in names]
-        if value.kind != ROWS:
-            raise Unknown(node.label)
-        before, axes = self.graph.tensors[whole].shape, []
-        rows, samples = (_numbers(before, axis) for axis in (value.axis, value.samples))
-        for each, shape in zip(chain, shapes):
-            rows, samples = (_view(each, numbers, shape) for numbers in (rows, samples))
-            axes.append(_place(rows, self.step.tokens))
-        place = _place(samples, self.step.samples)
-        known = [axis for axis in axes if axis is not None]
-        if place is None or len(known) < len(axes):
-            return {names[-1]: Value(node.label, -1, MERGED)}
-        new = value.name
-        for each, shape, axis in zip(chain, shapes, known):
-            if each.operator == "transpose":
-                (new,) = self.builder.apply("transpose", new, **each.attributes)
-            else:
-                (new,) = self.builder.apply("reshape", new, shape=with_extent(shape, axis, 1))
-        return {names[-1]: Value(new, known[-1], samples=place)}
+        return {name: Value(new, axis, kind, keys, place)}
 
     # Where tokens meet
 
@@ -265,7 +228,7 @@ class _Rules:
             return self._by_rows(node, SHARES)
         if len(given) != 1:
             raise Unknown(node.label)
-        if node.operator == "hide_later" and value.kind == SCORES:
+        if node.operator == "hide_later" and (value.axis, value.keys, value.kind) == (2, 3, SCORES):
             (new,) = self.builder.apply("add", value.name, self.step.seen("float32"))
             return {node.outputs[0]: replace(value, name=new, kind=MASKED)}
         if node.operator == "softmax" and value.kind == MASKED:
@@ -276,9 +239,12 @@ class _Rules:
             return self._by_rows(node, NANS)
         shape = self.graph.tensors[node.inputs[node.inputs.index(self._only(node))]].shape
         kept_shape = all(self.graph.tensors[name].shape == shape for name in node.outputs)
-        if not node.spec.elementwise or not kept_shape or value.kind != SCORES:
+        if not node.spec.elementwise or not kept_shape or value.kind not in (SCORES, MASKED):
             raise Unknown(node.label)
-        return self._by_rows(node, MASKED if self._hides(node, value, shape) else SCORES)
+        hides = self._hides(node, value, shape)
+        if value.kind == MASKED and not hides:
+            raise Unknown(node.label)
+        return self._by_rows(node, MASKED if hides else SCORES)
 
     def _without_nans(self, node: Node) -> bool:
         """Return whether a node makes zeros of those shares that are NaN."""
@@ -295,10 +261,11 @@ class _Rules:
         return next(name for name in node.inputs if name in self.values)
 
     def _hides(self, node: Node, value: Value, shape: tuple[int, ...]) -> bool:
-        """Return whether a node sets the scores of all later keys to those of hidden ones."""
+        """Return whether what a node makes of scores of later keys is that of hidden ones."""
+        already = value.kind == MASKED  # so that it need not raise them
         if node.operator == "add":
             mask = self._contents(next(n for n in node.inputs if n not in self.values))
-            return self._later(np.broadcast_to(mask <= _HIDES, shape), value)
+            return self._later(np.broadcast_to(mask <= (0 if already else _HIDES), shape), value)
         if node.operator == "where" and node.inputs[0] not in self.values:
             condition, first, second = node.inputs
             hidden = self._contents(condition).astype(bool)
@@ -306,7 +273,7 @@ class _Rules:
                 hidden = ~hidden
             other = self._contents(second if first in self.values else first)
             hidden, low = (np.broadcast_to(each, shape) for each in (hidden, other <= _HIDES))
-            return self._later(hidden & low, value)
+            return self._later(np.where(hidden, low, already), value)
         return False
 
     def _later(self, hidden: Array, value: Value) -> bool:
@@ -398,38 +365,16 @@ def _first(signature: Signature, operand: Operand) -> bool:
     return len({aligned(axis, signature) for axis in axes} | {None}) == 2
 
 
-def _same_place(before: Sequence[int], after: Sequence[int], at: int) -> int | None:
-    """Return the axis of a reshaped value that corresponds to an axis before, or None."""
+def _same_place(before: Sequence[int], after: Sequence[int], at: int, parts: int = 0) -> int | None:
+    """Return the axis of a reshaped value that corresponds to an axis before, or None.
+
+    parts: where only equal parts of the axis need to be in order, how many; 0: each element.
+    """
     size = int(np.prod(before[:at]))
     fits = (
         axis
         for axis, extent in enumerate(after)
-        if extent == before[at] and int(np.prod(after[:axis])) == size
+        if (extent % parts == 0 if parts else extent == before[at])
+        and int(np.prod(after[:axis])) == size
     )
     return next(fits, None)
-
-
-def _views(node: Node) -> bool:
-    """Return whether a node only gives the elements of its operand other places."""
-    return node.spec.view == "reshape" or node.operator == "transpose"
-
-
-def _view(node: Node, array: Array, shape: tuple[int, ...]) -> Array:
-    """Return what such a node makes of an array. shape: of the result."""
-    if node.operator == "transpose":
-        return np.transpose(array, node.attributes["permutation"])
-    return array.reshape(shape)
-
-
-def _numbers(shape: tuple[int, ...], axis: int) -> Array:
-    """Return an array whose elements are their places along an axis."""
-    numbers = np.arange(shape[axis], dtype=np.int32)
-    return np.broadcast_to(numbers.reshape(-1, *(1,) * (len(shape) - axis - 1)), shape)
-
-
-def _place(numbers: Array, extent: int) -> int | None:
-    """Return the axis along which elements are their places, and alike otherwise, or None."""
-    for axis, length in enumerate(numbers.shape):
-        if length == extent and np.array_equal(numbers, _numbers(numbers.shape, axis)):
-            return axis
-    return None

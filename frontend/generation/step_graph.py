@@ -20,7 +20,7 @@ _PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (
     f"generation.{name}" for name in ("places", "hidden", "seen", "samples", "one")
 )
 ROWS, SCORES, MASKED, SHARES, NANS = "rows", "scores", "masked", "shares", "nans"
-JOINED, MERGED = "joined", "merged"
+JOINED = "joined"
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,10 @@ class Step:
 class Value:
     """A value of the graph for all tokens: its new row's name in the step, its axis of rows.
 
-    samples: the axis of samples. kind: rows; scores of keys along axis `keys`, of all or of those
-    that are not hidden; or shares of these, which are zero for hidden ones; or which shares are
-    NaN, as they are of a token that sees no key. Joined are rows
-    whose axes of samples and of tokens a reshape has made one, the first. Merged is what any other
-    reshape, whose label is in place of the name, makes of rows, and another one may undo.
+    samples: the axis along which samples lie, each in an equal part of it. kind: rows; scores of
+    keys along axis `keys`, of all or of those that are not hidden; or shares of these, which are
+    zero for hidden ones; or which shares are NaN, as they are of a token that sees no key. Joined
+    are rows whose axes of samples and of tokens a reshape has made one, the first.
     """
 
     name: str
@@ -101,6 +100,10 @@ class StepGraph:
         times = self.samples if kind == JOINED else 1
         return times, times * self.tokens
 
+    def leads(self, value: Value, shape: Sequence[int]) -> bool:
+        """Return whether a value's first two axes are samples and tokens. shape: of all rows."""
+        return (value.samples, value.axis, *shape[:1]) == (0, 1, self.samples)
+
     def check(self, node: Node, name: str, new: str, axis: int, kind: str = ROWS) -> None:
         """Check that one row was made where all were.
 
@@ -113,34 +116,38 @@ class StepGraph:
 
     def whole(self, name: str) -> str:
         """Return a value's rows for all tokens: a buffer, or one whose elements are moved."""
-        if name in self._whole:
-            return self._whole[name]
-        node, value = self.graph.producers.get(name), self.values[name]
-        moved = node is not None and (node.operator in ("transpose", "broadcast") or node.spec.view)
-        if (
-            node is not None
-            and moved
-            and len(node.inputs) == 1
-            and self.values[node.inputs[0]].kind != JOINED
-        ):
-            made = self.builder.add(replace(node, inputs=(self.whole(node.inputs[0]),)))
-            self._whole.update(zip(node.outputs, made))
-        else:
-            if value.samples:
-                raise Unknown(f"value {name!r}")
-            self._whole[name] = self.write(name, self.buffer(name, 0), value)
+        if name not in self._whole:
+            node, value = self.graph.producers.get(name), self.values[name]
+            if (
+                node is not None
+                and (node.operator in ("transpose", "broadcast") or node.spec.view)
+                and len(node.inputs) == 1
+                and self.values[node.inputs[0]].kind != JOINED
+            ):
+                made = self.builder.add(replace(node, inputs=(self.whole(node.inputs[0]),)))
+                self._whole.update(zip(node.outputs, made))
+            else:
+                self.write(name, self.buffer(name, value.samples), value)
         return self._whole[name]
 
-    def write(self, name: str, buffer: str, value: Value) -> str:
-        """Return a buffer with the new row of its value written to it."""
+    def write(self, name: str, buffer: str, value: Value) -> None:
+        """Write the new row of a value to its buffer.
+
+        Raises:
+            Unknown: there are several parts of each sample.
+        """
+        if self.builder.spec(buffer).shape[0] != self.samples:
+            raise Unknown(f"value {name!r}")
         order = _samples_first(value.samples, len(self.builder.spec(value.name).shape))
         (row,) = self.builder.apply("transpose", value.name, permutation=order)
         axis = order.index(value.axis)
         (made,) = self.builder.apply("write_at", buffer, row, STARTS, axis=axis)
         self.builder.update(buffer, made)
         self.kept[name] = Kept(buffer, axis, value.samples)
+        if value.samples:
+            back = tuple(sorted(range(len(order)), key=order.__getitem__))
+            (made,) = self.builder.apply("transpose", made, permutation=back)
         self._whole[name] = made
-        return made
 
     def buffer(self, name: str, samples: int) -> str:
         """Return an input for all rows of a value, samples first."""

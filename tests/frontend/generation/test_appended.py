@@ -105,6 +105,13 @@ def chosen(model: Model, scores: Tensor, name: str) -> Tensor:
     return model.where(model.less(rows, columns), low, scores)
 
 
+def hidden_twice(model: Model, scores: Tensor, name: str) -> Tensor:
+    """A window of near keys is chosen, and a mask added to that, as GPT-Neo has it."""
+    near = model.constant(f"{name}.near", ~LATER & np.triu(np.ones_like(LATER), -4))
+    low = model.constant(f"{name}.low", np.finfo(np.float32).min)
+    return added(model, model.where(near, scores, low), name)
+
+
 def without_nans(model: Model, x: Tensor, name: str) -> Tensor:
     """Shares that are NaN become zeros, as exporters of fused attention write it."""
     q, k, v = (heads_of(model, x, 4, f"{name}.{part}") for part in "qkv")
@@ -121,6 +128,44 @@ def with_merged_heads(model: Model, x: Tensor, name: str) -> Tensor:
     k = model.reshape(k, (-1, 4, 8, LENGTH)) * 8**-0.5
     scores = added(model, model.matmul(q, k), name)
     return joined(model, model.matmul(model.softmax(scores), v))
+
+
+def with_samples_and_heads_as_one(model: Model, x: Tensor, name: str) -> Tensor:
+    """All products are of matrices in one row, and keys have biases, as Bloom has them."""
+    parts = model.reshape(model.dense(x, 3 * WIDTH, name=name), (-1, LENGTH, 4, 3, 8))
+    q, k, v = (
+        model.reshape(model.transpose(model.reshape(part, (-1, LENGTH, 4, 8)), (0, 2, 1, 3)), shape)
+        for part in model.split(parts, [1] * 3, axis=3)
+        for shape in [(-1, LENGTH, 8)]
+    )
+    bias = model.constant(f"{name}.places", np.float32(np.arange(LENGTH).reshape(1, 1, -1) / 8))
+    scores = model.matmul(q, model.transpose(k, (0, 2, 1))) * 8**-0.5 + bias
+    shares = model.softmax(added(model, model.reshape(scores, (-1, 4, LENGTH, LENGTH)), name))
+    y = model.matmul(model.reshape(shares, (-1, LENGTH, LENGTH)), v)
+    return joined(model, model.reshape(y, (-1, 4, LENGTH, 8)))
+
+
+def with_taken_heads(model: Model, x: Tensor, name: str) -> Tensor:
+    """Keys and values are heads that are looked up before the samples, as Falcon's are."""
+    heads = model.reshape(model.dense(x, 6 * 8, name=name), (-1, LENGTH, 6, 8))
+    first = model.transpose(heads, (2, 0, 1, 3))
+    k, v = (
+        model.transpose(model.apply("gather_nd", first, model.constant(f"{name}.{n}", place)), turn)
+        for n, place, turn in (
+            (4, np.array([[4]]), (1, 0, 3, 2)),
+            (5, np.array([[5]]), (1, 0, 2, 3)),
+        )
+    )
+    q = model.transpose(model.slice(heads, axis=2, start=0, stop=4), (0, 2, 1, 3))
+    scores = added(model, model.matmul(q, k), name)
+    return joined(model, model.matmul(model.softmax(scores), v))
+
+
+def of_states(model: Model, x: Tensor, name: str) -> Tensor:
+    """The states of a recurrent layer are keys and values, too."""
+    y = model.transpose(model.reshape(lstm(model, x, name), (-1, LENGTH, 4, 8)), (0, 2, 1, 3))
+    scores = added(model, model.matmul(y, model.transpose(y, (0, 1, 3, 2))), name)
+    return joined(model, model.matmul(model.softmax(scores), y))
 
 
 def in_rows(model: Model, x: Tensor, name: str) -> Tensor:
@@ -195,9 +240,13 @@ CAUSAL: dict[str, Model] = {
     "one product": gpt(in_one_product),
     "without NaNs": gpt(without_nans),
     "merged heads": gpt(with_merged_heads),
+    "samples and heads": gpt(with_samples_and_heads_as_one),
+    "taken heads": gpt(with_taken_heads),
+    "two masks": gpt(spelled(hidden_twice)),
     "rows": gpt(in_rows),
     "rotary": gpt(spelled(chosen, rotary=True)),
     "lstm": gpt(lstm),
+    "states": gpt(of_states),
     "gru": gpt(gru),
     "rnn": gpt(rnn),
     "sru": gpt(sru),
@@ -341,6 +390,11 @@ def seeing_one(model: Model, scores: Tensor, name: str) -> Tensor:
     return scores + model.constant(f"{name}.mask", mask)
 
 
+def shown_again(model: Model, scores: Tensor, name: str) -> Tensor:
+    """A second mask undoes the first."""
+    return added(model, scores, name) + model.constant(f"{name}.up", np.float32(LATER) * 1e9)
+
+
 def averaged(model: Model, x: Tensor, name: str) -> Tensor:
     return model.reduce_mean(x, axes=1, keepdims=True)
 
@@ -372,6 +426,7 @@ def heads_mixed(model: Model, x: Tensor, name: str) -> Tensor:
         (backwards, "lstm"),
         (averaged, "reduce_mean"),
         (spelled(seeing_one), "softmax"),
+        (spelled(shown_again), "add"),
         (other_softmax, "softmax"),
         (samples_mixed, "softmax"),
         (heads_mixed, "reshape"),
