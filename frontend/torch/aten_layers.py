@@ -249,8 +249,10 @@ def truth(operator: str) -> Rule:
 
     def rule(e: Emit, x: Value, axes: Any = None, keepdim: bool = False) -> Value:
         needs(x.rank > 0, "a dim")
-        bits = e.cast(e.cast(x, "bool"), "int32")
-        return e.cast(e(operator, bits, axes=axes_of(axes, x.rank), keepdims=keepdim), e.out.dtype)
+        # Of no elements, the extreme of an unsigned type says false for any and true for all.
+        bits = e.cast(e.cast(x, "bool"), "uint8")
+        folded = e(operator, bits, axes=axes_of(axes, x.rank), keepdims=keepdim)
+        return e.cast(e.cast(folded, "bool"), e.out.dtype)
 
     return rule
 

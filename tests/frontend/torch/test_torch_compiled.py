@@ -151,6 +151,16 @@ def test_operators(name: str) -> None:
     assert all(each.left == {} for each in report.graphs), report
 
 
+@pytest.mark.parametrize("dtype", (torch.bool, torch.uint8, torch.float32))
+def test_any_and_all_of_nothing(dtype: Any) -> None:
+    def function(x: Any) -> Any:
+        return x.any(), x.all(), x.any(1), x.all(1), x.any(0, keepdim=True), x.all(0)
+
+    for shape in ((0, 3), (3, 0), (2, 3)):
+        report = compiled_as_eager(function, torch.randint(0, 3, shape).to(dtype))
+    assert all(each.left == {} for each in report.graphs), report
+
+
 def test_what_has_no_rule_stays_and_is_told() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU())
 
