@@ -81,7 +81,8 @@ class CompileReport:
 class _Bound:
     """A graph that is bound for certain shapes of inputs and contents of weights.
 
-    stamp: equal as long as the weights are unchanged. report: how the graph runs.
+    stamp: equal as long as the weights are unchanged. report: how the graph runs. changed: the
+    places of the inputs that it changes.
     """
 
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
@@ -108,9 +109,12 @@ class _Bound:
                 made.append(part)
                 setattr(fused, node.target, part)
         *_, last = fused.graph.nodes
+        targets = set()
         for node in list(fused.graph.nodes):
             if node.op == "call_function" and name_of(node) == "copy_":
                 last.prepend(node)  # inputs change when all that reads them has run
+                targets.add(node.args[0].name)
+        self.changed = frozenset(p for p, each in enumerate(holders) if each.name in targets)
         fused.recompile()
         self._fused = fused
         shown, held = _shown(args, program.weights), sum(p.names.count(None) for p in made)
@@ -125,6 +129,23 @@ class _Bound:
         for each in self.aliases:
             made[each.place] = each.of((args if each.of_input else made)[each.source])
         return tuple(made)
+
+
+def _meet(args: Sequence[Any], changed: frozenset[int]) -> bool:
+    """Return whether an argument that is changed may share memory with another."""
+    extents = []
+    for place, a in enumerate(args if changed else ()):
+        if _tensor(a) and a.numel():
+            last = sum((n - 1) * stride for n, stride in zip(a.shape, a.stride()))
+            start = a.data_ptr()
+            extents.append((start, start + (last + 1) * a.element_size(), place in changed))
+    end = end_of_changed = 0
+    for start, stop, changes in sorted(extents):
+        if start < (end if changes else end_of_changed):
+            return True
+        end = max(end, stop)
+        end_of_changed = max(end_of_changed, stop if changes else 0)
+    return False
 
 
 def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
@@ -177,10 +198,11 @@ class Program:
             with self._lock:
                 why = self._failed.get(key, "")
                 bound = None if why else self._found(key, args)
-            if bound is not None:
+            if bound is not None and not _meet(args, bound.changed):
                 with torch.no_grad():
                     return bound.run(*args)
-            why = self._failed.get(key, "")
+            shared = "an input that is changed shares memory with another"
+            why = self._failed.get(key, "") if bound is None else shared
         self.plain[why] += 1
         return self.module(*args)
 

@@ -246,6 +246,30 @@ def test_what_is_changed_in_place_is_changed() -> None:
     torch.testing.assert_close(norm.running_mean, twin.running_mean)
 
 
+def test_inputs_that_share_memory_change_together() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2, x.sum()
+
+    compiled = soapstone.torch.compile(function, threads=1)
+    pairs = (
+        lambda of: (of[:4], of[2:]),
+        lambda of: (of[2:], of[:4]),
+        lambda of: (of[:, :3], of[:, 2:5]),
+        lambda of: (of[:3], of[3:]),
+        lambda of: (of, of.view(-1)[7:9]),
+    )
+    for pair in pairs:
+        ours, theirs = (torch.arange(30.0).view(6, 5) for _ in range(2))
+        with torch.no_grad():
+            found, needed = compiled(*pair(ours)), function(*pair(theirs))
+        torch.testing.assert_close(found, needed)
+        torch.testing.assert_close(ours, theirs)
+    report = soapstone.torch.report(compiled)
+    assert report.plain == {"an input that is changed shares memory with another": 4}
+    assert report.graphs
+
+
 def test_results_share_memory_as_in_pytorch() -> None:
     """Views of an input, and of another result, stay views; an input that changed is itself."""
 
