@@ -84,12 +84,11 @@ class Operand:
         """Return a point's tile of the operand, given the tiles of the launch's arguments."""
         if self.constant is None and (self.view is None or not self.view.steps):
             return arrays[self.argument]
-        if self.constant is not None and len(self.lo) == 1:  # the point has all of it
-            return promised(constants, self.constant)
-        box: tuple[Any, ...] = tuple(map(slice, self.lo[point].tolist(), self.hi[point].tolist()))
+        lo, hi = self.lo[point].tolist(), self.hi[point].tolist()
+        box: tuple[Any, ...] = tuple(map(slice, lo, hi))
         if self.constant is not None:
-            tile: Array = promised(constants, self.constant)[(*box, ...)]
-            return tile
+            whole = promised(constants, self.constant)
+            return whole if hi == list(whole.shape) and not any(lo) else whole[(*box, ...)]
         array = arrays[self.argument]
         assert self.view is not None
         if len(self.lo) > 1:  # the tile is of all there is of its samples

@@ -487,6 +487,24 @@ def test_outputs_that_need_no_launch() -> None:
     np.testing.assert_array_equal(found["double"], [0, 2, 4])
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("shape", [(5, 4), (300, 100)])
+def test_parts_of_weights_are_those_parts(shape: tuple[int, int], plain: bool) -> None:
+    builder = GraphBuilder("parts")
+    w = builder.input("w", shape, role=Role.PARAMETER)
+    x = builder.input("x", (2,))
+    for start, stop in ((1, 0), shape), ((0, 1), (3, 3)), ((2, 2), (3, 4)), ((0, 0), shape):
+        part = builder.apply("slice", w, starts=start, stops=stop, steps=(1, 1))
+        builder.output(*part, *builder.apply("neg", *part))
+    builder.output(*builder.apply("neg", x))
+    graph, inputs = builder.build(), {"x": np.ones(2, np.float32)}
+    weights = weights_of(graph)
+    with InferenceSession(graph, weights, plain=plain) as session:
+        found = session.run(inputs)
+    for name, needed in interpret(graph, {**weights, **inputs}).items():
+        np.testing.assert_array_equal(found[name], needed, err_msg=name)
+
+
 def test_an_output_of_weights_alone_without_dims_is_an_array() -> None:
     builder = GraphBuilder("count")
     x = builder.input("x", (2,))
