@@ -21,7 +21,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Keep
-from soapstone.ir.strategy.keeping import recomputable
+from soapstone.ir.strategy.recomputation import recomputable
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
 from soapstone.runtime.analysis.policy import attach

@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
         elsewhere = "; soapstone.Model has the layers as methods (docs/equivalents.md)"
         near = "" if name.startswith("_") else hint(name, (*_HOMES, *_MODULES)) or elsewhere
         raise AttributeError(f"module 'soapstone' has no attribute {name!r}{near}")
-    from soapstone.collection import paused
+    from soapstone.garbage_collection import paused
 
     with paused():
         return getattr(importlib.import_module(home), name)

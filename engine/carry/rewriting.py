@@ -15,7 +15,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration, Copies, Keep, Reshard
-from soapstone.ir.strategy.keeping import check_kept
+from soapstone.ir.strategy.recomputation import check_recomputation
 from soapstone.ir.strategy.reshards import copy_node
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.training.backward import backward
@@ -60,7 +60,7 @@ class _Rewriting:
         self.after: dict[str, str] = {}  # the consumer beside which alone a value is kept
         for value, keep in strategy.tensors.items():
             if value in graph.tensors:
-                check_kept(graph, value, keep)
+                check_recomputation(graph, value, keep)
         for (value, consumer), item in strategy.reshards.items():
             node = graph.by_name.get(consumer)
             if node is None or value not in node.inputs:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from soapstone.collection import paused
 from soapstone.engine.session import Bound, Session
 from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
@@ -17,6 +16,7 @@ from soapstone.frontend.inference.in_rows import InRows
 from soapstone.frontend.inference.shape_warmup import shapes_of
 from soapstone.frontend.inference.snapshot_places import RowsMark, Shapes
 from soapstone.frontend.onnx.texts import TEXT
+from soapstone.garbage_collection import paused
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array

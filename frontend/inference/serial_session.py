@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.collection import paused
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
@@ -26,6 +25,7 @@ from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.bound_graphs import BoundGraphs
 from soapstone.frontend.inference.snapshot_places import RowsMark
 from soapstone.frontend.inference.snapshots import Keeper
+from soapstone.garbage_collection import paused
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array

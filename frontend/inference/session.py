@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soapstone.collection import paused
 from soapstone.frontend.inference.opening import Opening
 from soapstone.frontend.inference.snapshots import Keeper, Options, Snapshot, find
 from soapstone.frontend.inference.sources import Field, Source
+from soapstone.garbage_collection import paused
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import NOTHING, Array
 from soapstone.locks import Lock

@@ -27,7 +27,7 @@ from soapstone.ir.strategy.configuration import (
     once,
     resolved,
 )
-from soapstone.ir.strategy.keeping import check_kept
+from soapstone.ir.strategy.recomputation import check_recomputation
 from soapstone.ir.strategy.reshards import check_reshard, reshards_from_json, reshards_to_json
 from soapstone.records import dataclass
 
@@ -242,7 +242,7 @@ class Strategy:
             check_reshard(graph, value, node, reshard, self.configuration(graph, node))
         for value, keep in self.tensors.items():
             _check_value(graph, value, "tensors")
-            check_kept(graph, value, keep)
+            check_recomputation(graph, value, keep)
         for value, order in self.layouts.items():
             _check_value(graph, value, "layouts")
             rank = graph.tensors[value].rank

@@ -21,7 +21,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
 
-from soapstone.collection import paused
+from soapstone.garbage_collection import paused
 
 _PASSES = (
     *(untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing),

@@ -51,7 +51,7 @@ from soapstone.ir.strategy import (
     Step,
     Strategy,
 )
-from soapstone.ir.strategy.keeping import recomputable
+from soapstone.ir.strategy.recomputation import recomputable
 from soapstone.ir.tensor import Role
 from soapstone.ir.training.backward import backward
 from soapstone.optimizers import Adagrad

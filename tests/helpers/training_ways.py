@@ -26,7 +26,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.strategy.configuration import Copies, Keep, Reshard, Step
-from soapstone.ir.strategy.keeping import recomputable
+from soapstone.ir.strategy.recomputation import recomputable
 from soapstone.ir.tensor import Array, Role, rounded
 from soapstone.ir.training.guard import LEARNING_RATE, STEP
 from soapstone.runtime import Machine

@@ -19,7 +19,7 @@ from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.plan import Action, MemoryPlan, Step
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Keep
-from soapstone.ir.strategy.keeping import recomputable
+from soapstone.ir.strategy.recomputation import recomputable
 from soapstone.ir.tensor import Role
 from soapstone.ir.training.autodiff import gradients
 from soapstone.search.placement.find import memory_plan, orders

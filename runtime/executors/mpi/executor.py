@@ -34,8 +34,8 @@ from soapstone.runtime.errors import (
     StoppedError,
 )
 from soapstone.runtime.executors.local import LocalExecutor
+from soapstone.runtime.executors.mpi.intra_node import IntraNode
 from soapstone.runtime.executors.mpi.messenger import Messenger, timeout_s
-from soapstone.runtime.executors.mpi.neighbours import Neighbours
 from soapstone.runtime.executors.mpi.persistent import Persistent
 from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor
 from soapstone.runtime.machines.memory import MemoryPool
@@ -233,9 +233,9 @@ class MpiExecutor(LocalExecutor):
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
         self.messenger = Messenger(comm, self._finish, self._peer_failed, self.current())
-        self.neighbours = Neighbours(comm)
-        if self.neighbours.ranks and not machine.devices:  # whose copies need page-locked memory
-            memory.share(self.neighbours.segments)
+        self.intra_node = IntraNode(comm)
+        if self.intra_node.ranks and not machine.devices:  # whose copies need page-locked memory
+            memory.share(self.intra_node.segments)
         MpiExecutor.messenger_of_run = self.messenger
         if safe_mode():
             self.agreement = Agreement(self.exchanged, super()._fail)
@@ -300,7 +300,7 @@ class MpiExecutor(LocalExecutor):
     def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
         """The native entries of a trace's messages, by operation id."""
         some = [operation for operation in operations if operation.kind in (*STARTS, *ENDS)]
-        return Persistent(self.messenger, self.neighbours, control, self._swap).entries(some)
+        return Persistent(self.messenger, self.intra_node, control, self._swap).entries(some)
 
     def _swap(self, values: Mapping[int, Any]) -> Mapping[int, Any]:
         """Give other ranks a value each, and return what those have given this one.

@@ -21,8 +21,8 @@ from soapstone.runtime.analysis.message import ENDS, STARTS, Message, message_of
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.analysis.transfer import copy_entry
 from soapstone.runtime.errors import PeerError
+from soapstone.runtime.executors.mpi.intra_node import IntraNode
 from soapstone.runtime.executors.mpi.messenger import Messenger
-from soapstone.runtime.executors.mpi.neighbours import Neighbours
 from soapstone.runtime.machines.shared import Handle, Place
 from soapstone.runtime.model.task import EntryLike
 
@@ -54,10 +54,10 @@ class Persistent:
     """
 
     def __init__(
-        self, messenger: Messenger, neighbours: Neighbours, control: Array, swap: Swap
+        self, messenger: Messenger, intra_node: IntraNode, control: Array, swap: Swap
     ) -> None:
         self._messenger = messenger
-        self._neighbours = neighbours
+        self._intra_node = intra_node
         self._control = control
         self._swap = swap
         self._requests: dict[int, tuple[Any, object]] = {}
@@ -116,12 +116,12 @@ class Persistent:
         message = message_of(operation)
         places: tuple[Place, ...] | None = None
         handles: tuple[Handle, ...] = ()
-        if message.target in self._neighbours.ranks:
-            words = self._neighbours.segments.allocate(2 * _LINE).view(np.int64)
-            places = self._neighbours.places([words, *operation.arrays()])
+        if message.target in self._intra_node.ranks:
+            words = self._intra_node.segments.allocate(2 * _LINE).view(np.int64)
+            places = self._intra_node.places([words, *operation.arrays()])
             if places is not None:
                 self._words[message.number] = words
-                handles = self._neighbours.handles(places)
+                handles = self._intra_node.handles(places)
         return Offer(message.number, message.nbytes, places, handles)
 
     def _sources(
@@ -129,7 +129,7 @@ class Persistent:
     ) -> list[Array]:
         """What a receive copies, in the sender's memory."""
         kinds = [np.dtype(np.int64), *(array.dtype for array in operation.arrays())]
-        words, *arrays = self._neighbours.arrays(places, handles, kinds)
+        words, *arrays = self._intra_node.arrays(places, handles, kinds)
         self._words[message_of(operation).number] = words
         return arrays
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from soapstone.ir.tensor import Array, Role
-from soapstone.search.parallel.bounds.own import own_costs
+from soapstone.search.parallel.bounds.operator_costs import operator_costs
 from soapstone.search.parallel.exact.exact_arrays import EDGE, FLAGS, Path, Tree
 from soapstone.search.parallel.exact.space import Space
 from soapstone.search.parallel.exact.tables import NEVER, Choices, Pair, passes, relation
@@ -205,7 +205,7 @@ class Encoder:
     def _own(self, i: int, times: Array, late: Array, updates: Array) -> None:
         """Write what an operator costs by itself; of shared parameters the updates alone."""
         op, p = self.order[i], self.model.problem
-        small, own = own_costs(self.model, [op], [self._kept(i)])
+        small, own = operator_costs(self.model, [op], [self._kept(i)])
         mine = next(k for k, item in enumerate(small.operators) if item.source is None)
         first, last = passes(small, mine)
         kind, names = self.kind[i], self.space.renamings[self.source[i]]
@@ -268,7 +268,7 @@ class Encoder:
             )
             key = (shared, *relation(self.model, ends), *relation(self.model, ends, True))
             if key not in known:
-                _, own = own_costs(self.model, ends, [self._kept(a), self.choices[b]])
+                _, own = operator_costs(self.model, ends, [self._kept(a), self.choices[b]])
                 parts.append((own.tails, own.lasts))
                 known[key] = top
                 top += len(own.tails)

@@ -20,7 +20,7 @@ import numpy as np
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.search.elimination import cheapest, eliminated
-from soapstone.search.parallel.bounds.own import own_costs
+from soapstone.search.parallel.bounds.operator_costs import operator_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of, relation
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.configurations import degrees_of, rows
@@ -79,7 +79,7 @@ def costs_of(model: Model) -> tuple[Costs, Tables, dict[int, Choices]]:
                 for degrees in degrees_of(p, op, points, reduced=False, equal=True)
             ]
             choices[kind[op]] = Choices(*rows(found, devices))
-            own[kind[op]] = own_costs(model, [op], [choices[kind[op]]])[1].alone
+            own[kind[op]] = operator_costs(model, [op], [choices[kind[op]]])[1].alone
     pairs: dict[tuple[object, ...], Array] = {}
     tables: Tables = {}
     for ends in edges:

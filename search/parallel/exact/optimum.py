@@ -17,7 +17,7 @@ import numpy as np
 
 from soapstone.ir.dims import equal_cuts
 from soapstone.ir.tensor import Array
-from soapstone.search.parallel.bounds.own import Sieve
+from soapstone.search.parallel.bounds.operator_costs import Sieve
 from soapstone.search.parallel.exact import branching, pairs
 from soapstone.search.parallel.exact.exact_arrays import HUGE
 from soapstone.search.parallel.exact.exact_tables import Encoder, path_of, place_of

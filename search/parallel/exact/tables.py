@@ -1,8 +1,8 @@
 """Tables of communication between two operators, for all pairs of their configurations.
 
-Exact methods add these up with what each operator costs alone (`bounds/own.py`). Every table is
-computed by parts of the simulator, on a model of only the two operators. Pairs of operators of the
-same classes that are connected in the same way share their tables.
+Exact methods add these up with what each operator costs alone (`bounds/operator_costs.py`). Every
+table is computed by parts of the simulator, on a model of only the two operators. Pairs of
+operators of the same classes that are connected in the same way share their tables.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array, Role
 from soapstone.ir.training.backward import backward
 from soapstone.search.cost.tasks import MeasuredMachine
-from soapstone.search.parallel.bounds.own import own_costs
+from soapstone.search.parallel.bounds.operator_costs import operator_costs
 from soapstone.search.parallel.exact.tables import Choices, Part, edges_of, relation
 from soapstone.search.parallel.frontier.boxes import boxes_of, in_memories
 from soapstone.search.parallel.frontier.edges import Moving, moved_specs, moving_of, reads
@@ -247,7 +247,7 @@ def _operand(model: Model, node: Node, output: bool, position: int) -> int:
 
 
 def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
-    small, costs = own_costs(model, [op], [choices])
+    small, costs = operator_costs(model, [op], [choices])
     compute = costs.times.max(-1).sum(-1)
     part = Part(model, [op])
     p, item = part.model.problem, model.operators[op]

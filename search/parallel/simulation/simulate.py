@@ -25,8 +25,8 @@ from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.problem.pricing import measured
 from soapstone.search.parallel.simulation import schedule
-from soapstone.search.parallel.simulation.arranging import Arrangement, by_strategy
 from soapstone.search.parallel.simulation.liveness import beyond, peaks
+from soapstone.search.parallel.simulation.rank_order import Arrangement, by_strategy
 
 
 class Held(NamedTuple):

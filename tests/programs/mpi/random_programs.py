@@ -16,7 +16,7 @@ from helpers.runtime.scenarios import execute, scenario
 
 from soapstone.runtime import core
 from soapstone.runtime.executors.mpi.executor import connect, rank
-from soapstone.runtime.executors.mpi.neighbours import Neighbours
+from soapstone.runtime.executors.mpi.intra_node import IntraNode
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     edits = set()
     core._FORGET_EVERY = 4  # often, so that much is ordered by having ended alone
     if "apart" in sys.argv:
-        Neighbours.sees = staticmethod(lambda mine, other: False)  # type: ignore[method-assign]
+        IntraNode.sees = staticmethod(lambda mine, other: False)  # type: ignore[method-assign]
     for seed in range(first, first + count):
         try:
             execute(scenario(seed, "mpi"), log)

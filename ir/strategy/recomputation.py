@@ -10,7 +10,7 @@ from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.training.backward import backward
 
 
-def check_kept(graph: Graph, value: str, keep: Keep) -> None:
+def check_recomputation(graph: Graph, value: str, keep: Keep) -> None:
     """Check that a value of a graph can be kept so.
 
     Raises:

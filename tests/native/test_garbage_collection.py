@@ -21,7 +21,7 @@ _WRITES = 'holder = Holder(open("text", "w")); holder.file.write("all of it")'
 _TELLS = 'Holder.__del__ = lambda self: print("told"); holder = Holder(None)'
 _PAUSES = """
 import gc, weakref
-from soapstone.collection import paused
+from soapstone.garbage_collection import paused
 class Cycle:
     def __init__(self):
         self.self = self
@@ -38,18 +38,18 @@ print(seen())
 
 _FROZEN = """
 import gc
-from soapstone import collection
+from soapstone import garbage_collection
 gc.freeze()
 counts, count = [], gc.get_freeze_count
 gc.get_freeze_count = lambda: counts.append(count()) or counts[-1]
 for _ in range(3):
-    with collection.paused():
+    with garbage_collection.paused():
         pass
 print(len(counts), count() > 0)
 """
 _FORKS = """
 import gc, os, threading
-from soapstone.collection import paused
+from soapstone.garbage_collection import paused
 inside, end = threading.Event(), threading.Event()
 def work():
     with paused():
@@ -69,12 +69,12 @@ print(gc.isenabled())
 _DETACHED = """
 import io, sys
 sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
-import soapstone.collection
+import soapstone.garbage_collection
 print("written")
 """
 _MAKES_TUPLES = """
 import gc, sys, threading
-from soapstone import collection
+from soapstone import garbage_collection
 sys.setswitchinterval(1e-6)
 ended, failed = threading.Event(), []
 def work():
@@ -87,7 +87,7 @@ threads = [threading.Thread(target=work) for _ in range(2)]
 for each in threads:
     each.start()
 for _ in range(100):
-    collection._leave()
+    garbage_collection._leave()
     gc.unfreeze()
 ended.set()
 for each in threads:

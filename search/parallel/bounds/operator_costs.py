@@ -224,7 +224,9 @@ class _Trial(Part):
                 self._room()
 
 
-def own_costs(model: Model, ops: Sequence[int], choices: Sequence[Choices]) -> tuple[Model, Own]:
+def operator_costs(
+    model: Model, ops: Sequence[int], choices: Sequence[Choices]
+) -> tuple[Model, Own]:
     """Return a model of one operator, or of two, and what it costs for each of its choices.
 
     Tails are those of the first operator, whose backward pass is the later one.

@@ -36,7 +36,7 @@ class _Sight:
     token: bytes
 
 
-class Neighbours:
+class IntraNode:
     """The segments of this rank, and those of the ranks that share memory with it.
 
     ranks: those others. All ranks must make it together.
