@@ -7,17 +7,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from helpers.snapshots import Weights, expected, needs_snapshots, ran, settings_of, write_model
+from onnx import TensorProto, helper
 
 from soapstone.cache import objects
-from soapstone.cache.places import root
 from soapstone.frontend.inference import snapshot_places, snapshot_writing, snapshots
 from soapstone.frontend.inference.opening import Opening
 from soapstone.kernels.cpu.onednn import library
@@ -26,13 +25,9 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.files import MappedFile
 from soapstone.native.memory import Array, Scratch, aligned_array
-from soapstone.native.threads import teams
 from soapstone.runtime import StoppedError
 
-pytestmark = pytest.mark.skipif(
-    not (library.available() and teams.supported() and sys.platform == "linux"),
-    reason="bound entries are kept where oneDNN's and teams are",
-)
+pytestmark = needs_snapshots
 _ANSWER = """
 import json, sys
 import numpy as np
@@ -58,75 +53,15 @@ print(json.dumps([first, kept, then, ended]))
 """
 
 
-def _settings(folder: Path) -> dict[str, str]:
-    """Return variables of a process that keeps sessions in a folder, and finds compiled code."""
-    cache = {"SOAPSTONE_CACHE": str(folder / "cache"), "NUMBA_CACHE_DIR": str(root())}
-    return {**os.environ, **cache}
-
-
-def _model(
-    folder: Path, scale: float = 1.0, halves: bool = False
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Write a model with a convolution, a pooling, a product and an element-wise step.
-
-    halves: whether it has its result as bfloat16, too.
-    """
-    rng = np.random.default_rng(0)
-    w = (scale * rng.standard_normal((4, 3, 3, 3))).astype(np.float32)
-    b = rng.standard_normal((4, 5)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Tanh", ["c"], ["t"]),
-        helper.make_node("GlobalAveragePool", ["t"], ["p"]),
-        helper.make_node("Flatten", ["p"], ["f"]),
-        helper.make_node("MatMul", ["f", "b"], ["y"]),
-    ]
-    values = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5]),
-    ]
-    weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
-    if halves:
-        nodes.append(helper.make_node("Cast", ["y"], ["h"], to=TensorProto.BFLOAT16))
-        values.append(helper.make_tensor_value_info("h", TensorProto.BFLOAT16, ["n", 5]))
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
-    opsets = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "m.onnx")
-    return {"w": w, "b": b}
-
-
-def _expected(weights: dict[str, np.ndarray[Any, Any]], x: np.ndarray[Any, Any]) -> Any:
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-    pooled = np.tanh(np.einsum("nchwij,ocij->nohw", windows, weights["w"])).mean((2, 3))
-    return pooled @ weights["b"]
-
-
-def _ran(
-    folder: Path, program: str, *arguments: str, settings: Mapping[str, str] | None = None
-) -> str:
-    """Return what a process of its own prints that runs a program in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        env=_settings(folder) | dict(settings or {}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _answers(folder: Path, weights: dict[str, np.ndarray[Any, Any]], **asked: Any) -> list[Any]:
+def _answers(folder: Path, weights: Weights, **asked: Any) -> list[Any]:
     """Return where a process had its answers from, after its answers were compared."""
     batch = asked.get("batch", 2)
     given = {"batch": 2, "threads": 2, "options": {}, "more": False, **asked}
-    text = _ran(folder, _ANSWER, json.dumps(given), settings=asked.get("settings", {}))
+    text = ran(folder, _ANSWER, json.dumps(given), settings=asked.get("settings", {}))
     x = np.random.default_rng(1).standard_normal((batch, 3, 8, 8)).astype(np.float32)
     with np.load(folder / "answers.npz") as found:
         for name, inputs in (("y", x), ("again", x + 1), ("third", x)):
-            np.testing.assert_allclose(found[name], _expected(weights, inputs), 1e-4, 1e-5)
+            np.testing.assert_allclose(found[name], expected(weights, inputs), 1e-4, 1e-5)
     told: list[Any] = json.loads(text)
     assert told[3] == "StoppedError"
     return told[:3]
@@ -136,7 +71,7 @@ _BOUND, _KEPT = [False, False, False], [True, True, True]
 
 
 def test_a_later_process_answers_from_what_an_earlier_one_bound(tmp_path: Path) -> None:
-    weights = _model(tmp_path)
+    weights = write_model(tmp_path)
     assert _answers(tmp_path, weights) == _BOUND
     # What is not kept is bound, by the same session: another question, or another shape.
     assert _answers(tmp_path, weights, more=True) == [True, True, False]
@@ -145,14 +80,14 @@ def test_a_later_process_answers_from_what_an_earlier_one_bound(tmp_path: Path) 
     assert _answers(tmp_path, weights, **exact, batch=3) == [True, False, False]
     # Another model of the same name and time has its own.
     status = os.stat(tmp_path / "m.onnx")
-    other = _model(tmp_path, scale=2.0)
+    other = write_model(tmp_path, scale=2.0)
     os.utime(tmp_path / "m.onnx", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert _answers(tmp_path, other) == _BOUND
 
 
 @pytest.mark.long
 def test_what_decides_about_kernels_is_part_of_what_is_kept(tmp_path: Path) -> None:
-    weights = _model(tmp_path)
+    weights = write_model(tmp_path)
     assert _answers(tmp_path, weights) == _BOUND
     assert _answers(tmp_path, weights) == _KEPT
     for asked in ({"threads": 1}, {"options": {"tune": False}}, {"settings": {"DNNL_X": "1"}}):
@@ -174,7 +109,7 @@ def test_other_code_in_another_place_has_its_own(
         assert place is not None
         return place.path
 
-    _model(tmp_path)
+    write_model(tmp_path)
     known = {path()}
     monkeypatch.setattr(library, "path", lambda: "/elsewhere/libdnnl.so.3")
     known.add(path())
@@ -186,7 +121,7 @@ def test_other_code_in_another_place_has_its_own(
 def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"m\xff\r")  # its file is mapped, under this name
     folder.mkdir()
-    weights = _model(folder)
+    weights = write_model(folder)
     assert _answers(folder, weights) == _BOUND
     assert _answers(folder, weights) == _KEPT
     assert (
@@ -257,111 +192,13 @@ def test_what_cannot_be_written_is_not_kept(
 
 
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
-    weights = _model(tmp_path)
+    weights = write_model(tmp_path)
     assert _answers(tmp_path, weights) == _BOUND
     (file,) = (tmp_path / "cache" / "sessions").iterdir()
     whole = file.read_bytes()
     for place in (100, len(whole) - 4):  # of the header, of the contents
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
         assert _answers(tmp_path, weights)[1:] == _BOUND[1:]
-
-
-_HASHED = """
-import sys
-import threading
-import numpy as np
-from soapstone import InferenceSession
-from soapstone.frontend.inference import snapshot_places
-from soapstone.frontend.inference.opening import Opening
-from soapstone.native.files import MappedFile
-if sys.argv[1] == "settled":
-    snapshot_places._SETTLED_NS = 0  # a file that was written just now, too
-found, beside, digest = [], [], MappedFile.digest
-opens = threading.current_thread()
-def told(*given):
-    thread = threading.current_thread()
-    if thread is opens:
-        found.append("hashed")
-    else:
-        beside.append("hashed-in-keeping" if "_keep" in thread.name else "hashed-beside")
-    return digest(*given)
-MappedFile.digest = told
-x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
-with InferenceSession("m.onnx", threads=1) as session:
-    found.append("kept" if session._snapshot is not None else "bound")
-    y = session.run(x)["y"]
-    found.append("answered")
-np.savez("answers.npz", y=y)
-print(*found, *beside)
-"""
-
-
-def _hashed(folder: Path, weights: dict[str, np.ndarray[Any, Any]], how: str = "settled") -> str:
-    """Return in which order a process hashed the model, opened it and answered, and what other
-    threads of it hashed.
-    """
-    told = _ran(folder, _HASHED, how)
-    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
-    with np.load(folder / "answers.npz") as found:
-        np.testing.assert_allclose(found["y"], _expected(weights, x), 1e-4, 1e-5)
-    return told.strip()
-
-
-def test_a_model_is_hashed_after_its_answer(tmp_path: Path) -> None:
-    weights = _model(tmp_path)
-    assert _hashed(tmp_path, weights) == "bound answered hashed-beside"
-    assert _hashed(tmp_path, weights) == "kept answered"
-    # The same bytes in another state, and others of the same size and time in the same file.
-    file = tmp_path / "m.onnx"
-    status = file.stat()
-    os.utime(file, ns=(0, 0))
-    assert _hashed(tmp_path, weights) == "hashed kept answered"
-    assert _hashed(tmp_path, weights) == "kept answered"
-    other = tmp_path / "other"
-    other.mkdir()
-    changed = _model(other, scale=2.0)
-    file.write_bytes((other / "m.onnx").read_bytes())
-    os.utime(file, ns=(0, 0))
-    assert (file.stat().st_ino, file.stat().st_size) == (status.st_ino, status.st_size)
-    assert _hashed(tmp_path, changed) == "hashed bound answered"
-    assert _hashed(tmp_path, changed) == "kept answered"
-    # A note that is damaged, or of another file, says nothing.
-    (note,) = (tmp_path / "cache" / "opened").iterdir()
-    mark, name = note.read_text().split()
-    (kept,) = {each.name for each in (tmp_path / "cache" / "sessions").iterdir()} - {name}
-    note.write_text(f"{mark} {kept}")
-    assert _hashed(tmp_path, changed) == "hashed kept answered"
-    note.write_text("")
-    assert _hashed(tmp_path, changed) == "hashed kept answered"
-
-
-def test_a_model_that_may_be_written_again_in_the_same_state_is_hashed_by_all(
-    tmp_path: Path,
-) -> None:
-    weights = _model(tmp_path)
-    assert _hashed(tmp_path, weights, "") == "hashed bound answered hashed-in-keeping"
-    assert _hashed(tmp_path, weights, "") == "hashed kept answered"
-    assert not (tmp_path / "cache" / "opened").exists()
-
-
-def test_nothing_is_noted_of_a_file_that_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot_places, "_SETTLED_NS", 0)
-    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "m.onnx"
-    file.write_bytes(b"some")
-    for change, noted in (("", True), ("later", False)):
-        place = snapshot_places.place_of(file, snapshots.Options(1, True, "float32"))
-        assert place is not None and place.settled and place.noted() is None
-        if change:
-            file.write_bytes(b"more")
-            os.utime(file, ns=(place.state[3], place.state[3]))
-        place.note()
-        assert place.noted() == (place.path if noted else None)
-        assert len(list(tmp_path.glob("cache/opened/*"))) == 1
-        for each in tmp_path.glob("cache/opened/*"):
-            each.write_text("")
 
 
 _TOLD = """
@@ -390,7 +227,7 @@ def test_a_model_whose_shapes_depend_on_contents_is_not_kept(tmp_path: Path) -> 
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
     for shape in ([2, 3], [3, 2]):
-        told = _ran(tmp_path, _TOLD, json.dumps(shape))
+        told = ran(tmp_path, _TOLD, json.dumps(shape))
         expected = np.tanh(np.arange(6, dtype=np.float32)).reshape(shape).T
         np.testing.assert_allclose(json.loads(told), expected, 1e-6)
 
@@ -415,35 +252,35 @@ np.testing.assert_array_equal(*halves)
 """
 
 
-def _changed(folder: Path, weights: dict[str, np.ndarray[Any, Any]], how: str) -> bool:
+def _changed(folder: Path, weights: Weights, how: str) -> bool:
     """Return whether a process that changed the file while it was open found what was kept."""
     command = [sys.executable, "-c", _CHANGED, how]
     done = subprocess.run(
-        command, cwd=folder, env=_settings(folder), capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=settings_of(folder), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
     x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
     with np.load(folder / "answers.npz") as found:
-        np.testing.assert_allclose(found["y"], _expected(weights, x[:2]), 1e-4, 1e-5)
-        np.testing.assert_allclose(found["more"], _expected(weights, x), 1e-4, 1e-5)
+        np.testing.assert_allclose(found["y"], expected(weights, x[:2]), 1e-4, 1e-5)
+        np.testing.assert_allclose(found["more"], expected(weights, x), 1e-4, 1e-5)
         return bool(found["first"])
 
 
 def test_a_session_is_of_the_file_that_it_opened(tmp_path: Path) -> None:
-    other = _model(tmp_path, scale=2.0, halves=True)
+    other = write_model(tmp_path, scale=2.0, halves=True)
     os.replace(tmp_path / "m.onnx", tmp_path / "other.onnx")
-    weights = _model(tmp_path, halves=True)
+    weights = write_model(tmp_path, halves=True)
     # What was bound of a file is not what is kept of another that has taken its place.
     assert not _changed(tmp_path, weights, "replaced")
     assert not _changed(tmp_path, other, "")
     assert _changed(tmp_path, other, "")
     # What is kept is of the file that was found, whatever else is asked for later.
-    _model(tmp_path, halves=True)
+    write_model(tmp_path, halves=True)
     os.replace(tmp_path / "m.onnx", tmp_path / "other.onnx")
-    _model(tmp_path, scale=2.0, halves=True)
+    write_model(tmp_path, scale=2.0, halves=True)
     assert _changed(tmp_path, other, "replaced")
-    _model(tmp_path, scale=2.0, halves=True)
+    write_model(tmp_path, scale=2.0, halves=True)
     assert _changed(tmp_path, other, "gone")
 
 
@@ -484,7 +321,7 @@ with InferenceSession("m.onnx", threads=2) as session:
 def test_the_model_is_opened_once_a_snapshot_has_answered_some_times(
     tmp_path: Path, batch: Any
 ) -> None:
-    weights = _model(tmp_path)
+    weights = write_model(tmp_path)
     model = onnx.load(tmp_path / "m.onnx")
     if batch == 2:
         for value in (*model.graph.input, *model.graph.output):
@@ -494,12 +331,12 @@ def test_the_model_is_opened_once_a_snapshot_has_answered_some_times(
     assert _answers(tmp_path, weights) == _BOUND
     np.save(tmp_path / "x.npy", x)
     program = _OPENED if batch == "n" else _OPENED.replace(', session.run(x[:1])["y"]', "")
-    told = _ran(tmp_path, program)
+    told = ran(tmp_path, program)
     # Where no other shape can come, nothing is opened for it.
     assert told.split() == (["True", "1", "1"] if batch == "n" else ["False", "0"])
     with np.load(tmp_path / "answers.npz") as found:
         for each in found.values():
-            np.testing.assert_allclose(each, _expected(weights, x)[: len(each)], 1e-4, 1e-5)
+            np.testing.assert_allclose(each, expected(weights, x)[: len(each)], 1e-4, 1e-5)
             assert len(each) < 2 or each.tobytes() == found["arr_0"].tobytes()
 
 
@@ -530,7 +367,7 @@ with InferenceSession("m.onnx", threads=2) as session:
 
 def test_other_numbers_of_rows_are_answered_in_steps_of_a_snapshot(tmp_path: Path) -> None:
     """A process that lived on has found that rows are apart; a later one need not ask a graph."""
-    weights = _model(tmp_path)
+    weights = write_model(tmp_path)
     x = np.random.default_rng(1).standard_normal((17, 3, 8, 8)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     first = """
@@ -541,12 +378,12 @@ with InferenceSession("m.onnx", threads=2) as session:
     session.settle()
 """
     for program in (first, _STEPPED):
-        _ran(tmp_path, program)
+        ran(tmp_path, program)
     with np.load(tmp_path / "answers.npz") as found:
         answers = list(found.values())
     assert [len(each) for each in answers] == [2, 3, 1, 16, 5, 7, 17]
     for each in answers:
-        np.testing.assert_allclose(each, _expected(weights, x[: len(each)]), 1e-4, 1e-5)
+        np.testing.assert_allclose(each, expected(weights, x[: len(each)]), 1e-4, 1e-5)
 
 
 def test_a_session_that_is_closed_while_a_thread_opens_its_model_closes_that() -> None:
