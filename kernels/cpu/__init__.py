@@ -66,6 +66,7 @@ _FAMILIES = (
     "products.grouped",
     "products.blocked",
     "products.pairs",
+    "products.quads",
     "normalization.dropout",
     "graphs.spmm",
     "graphs.attention",

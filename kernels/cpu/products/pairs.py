@@ -26,7 +26,14 @@ from soapstone.kernels.cpu.products.pairs_lanes import (
     wide_products,
     widen,
 )
-from soapstone.kernels.cpu.substrate.layout import flattened, lifted, overlaps, rows
+from soapstone.kernels.cpu.substrate.layout import (
+    along,
+    channels_last,
+    flattened,
+    lifted,
+    overlaps,
+    rows,
+)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
@@ -195,23 +202,6 @@ def _filled(vector: Array | None, columns: int, other: float) -> tuple[Array, En
     return made, noop() if vector is None else copy(made[:columns], vector, 1)
 
 
-def _along(image: Array) -> int | None:
-    """Return the bytes from a position of an image (n, c, d, h, w) to the next, or None.
-
-    None: its channels are not side by side, or its positions not evenly apart.
-    """
-    view = flattened(image, 2, 3)
-    if view is None or (view.shape[1] > 1 and view.strides[1] != image.itemsize):
-        return None
-    return view.strides[2]
-
-
-def _channels_last(image: Array) -> Array:
-    """Return memory for an image whose channels lie side by side."""
-    n, c, *size = image.shape
-    return np.moveaxis(aligned_array((n, *size, c), image.dtype), -1, 1)
-
-
 @dataclass(frozen=True)
 class _Problem:
     """Images (n, c, d, h, w) of a product, and the windows by which x is read."""
@@ -236,12 +226,12 @@ def _bound(p: _Problem, call: Call, weights: Array, end: PairsEpilogue) -> Entry
     _, _, zero, *vectors = call.inputs
     x, y, entries = p.x, p.y, list[Entry | None]()
     if (x.shape[1] > 1 and x.strides[1] != 1) or min(x.strides) < 0:
-        x = _channels_last(p.x)
+        x = channels_last(p.x)
         entries.append(copy(x, p.x, call.threads))
-    if _along(y) is None:
-        y = _channels_last(p.y)
+    if along(y) is None:
+        y = channels_last(p.y)
     added = () if p.added is None else (p.added,)
-    alongs = [_along(image) for image in (y, *added)]
+    alongs = [along(image) for image in (y, *added)]
     if None in alongs:
         return None
     columns, channels = y.shape[1], x.shape[1]

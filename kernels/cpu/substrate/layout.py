@@ -87,6 +87,23 @@ def merged(array: Array, axis: int) -> Array | None:
     return strided(array, shape, strides)
 
 
+def along(image: Array) -> int | None:
+    """Return the bytes from a position of an image (n, c, d, h, w) to the next, or None.
+
+    None: its channels are not side by side, or its positions not evenly apart.
+    """
+    view = flattened(image, 2, 3)
+    if view is None or (view.shape[1] > 1 and view.strides[1] != image.itemsize):
+        return None
+    return view.strides[2]
+
+
+def channels_last(image: Array) -> Array:
+    """Return memory for an image whose channels lie side by side."""
+    n, c, *size = image.shape
+    return np.moveaxis(aligned_array((n, *size, c), image.dtype), -1, 1)
+
+
 def float32(call: Call) -> bool:
     """Return whether all operands are float32, and no output shares memory with itself."""
     served = is_float32(*call.inputs, *call.outputs)
