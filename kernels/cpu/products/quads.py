@@ -15,7 +15,7 @@ import numpy as np
 from soapstone.cache.environment import features
 from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.onednn import library as onednn
-from soapstone.kernels.cpu.products.pairs_ending import Ending, Part, ending
+from soapstone.kernels.cpu.products.pairs_epilogue import PairsEpilogue, Part, pairs_epilogue
 from soapstone.kernels.cpu.products.quads_lanes import (
     PANEL,
     RESULTS,
@@ -125,8 +125,8 @@ def _cut(images: int, count: int, panels: int, depth: int, threads: int) -> tupl
     return blocks, threads
 
 
-def _numbers(end: Ending) -> Array | None:
-    """Return `quads_lanes.NUMBERS`, or None where an ending is more than these hold."""
+def _numbers(end: PairsEpilogue) -> Array | None:
+    """Return `quads_lanes.NUMBERS`, or None where an epilogue is more than these hold."""
     first, second, third = end.first, end.second or Part(), end.third
     rise, start, last = first.rise, first.start, first if end.second is None else third
     rise_2, start_2 = second.rise * third.rise, second.start * third.rise + third.start
@@ -139,7 +139,13 @@ def _numbers(end: Ending) -> Array | None:
 
 
 def _bound(
-    call: Call, x: Array, y: Array, weights: Array, columns: int, end: Ending, added: Array | None
+    call: Call,
+    x: Array,
+    y: Array,
+    weights: Array,
+    columns: int,
+    end: PairsEpilogue,
+    added: Array | None,
 ) -> Entry | None:
     """Return the entry of a product of images (n, c, d, h, w); weights: as `_weights` packs them.
 
@@ -199,7 +205,7 @@ def _bound(
     return sequence(entries)
 
 
-def _conv(call: Call, end: Ending) -> Entry | None:
+def _conv(call: Call, end: PairsEpilogue) -> Entry | None:
     """Return the entry of a convolution by windows of one position, in one group."""
     (x, w, *_), (y,), at = call.inputs, call.outputs, call.attributes
     filters, depth, *window = w.shape
@@ -221,7 +227,7 @@ def _image(array: Array) -> Array | None:
     return None if matrix is None else matrix.T[None, :, None, None]
 
 
-def _linear(call: Call, end: Ending) -> Entry | None:
+def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
     """Return the entry of x's rows times w."""
     (x, w, *_), (y,) = call.inputs, call.outputs
     x_image, y_image = _image(x), _image(y)
@@ -241,7 +247,7 @@ _BINDS["quantized_linear"] = _linear
 def quads(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
     first = call.inner
-    end = Ending() if first is call else ending(call)
+    end = PairsEpilogue() if first is call else pairs_epilogue(call)
     bind, (y,) = _BINDS.get(first.operator), first.outputs
     if end is None or bind is None or 1 not in first.constants:
         return None
