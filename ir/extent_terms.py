@@ -83,25 +83,25 @@ class Numbers:
             for one, other in combinations(self.columns, 2)
         )
 
-    def term(self, column: Ints, most: int | None = None) -> Term:
-        """Return the expression of a column by the first `most` of these numbers.
+    def term(self, column: Ints) -> Term:
+        """Return the expression of a column by these numbers.
 
         Raises:
             GraphError: there is none.
         """
-        most = len(self.columns) if most is None else most
-        if (column, most) not in self._terms:
-            self._terms[column, most] = self._find(column, most)
-        return self._terms[column, most]
+        key = column, len(self.columns)
+        if key not in self._terms:
+            self._terms[key] = self._find(column)
+        return self._terms[key]
 
-    def _find(self, column: Ints, most: int) -> Term:
+    def _find(self, column: Ints) -> Term:
         if len(set(column)) == 1:
             return Term([(column[0], 0, 1, ())])
-        few = range(min(most, _MULTIPLIED))
+        few = range(min(len(self.columns), _MULTIPLIED))
         products: list[list[Ints]] = [
             list(combinations_with_replacement(few, count)) for count in (2, 3)
         ]
-        one: list[Ints] = [(place,) for place in range(most)]
+        one: list[Ints] = [(place,) for place in range(len(self.columns))]
         # Two numbers may be equal, or on a line, by chance, so all that one of them gives is a way.
         lines = list(self._whole(column, one, True))
         ways = [

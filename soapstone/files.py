@@ -89,24 +89,19 @@ def check_targets(
             _try(Path(path))
 
 
-def check_suffix(
-    path: str | os.PathLike[str] | None,
-    *suffixes: str,
-    what: str = "file",
-    error: type[ValueError] = DataError,
-) -> None:
+def check_suffix(path: str | os.PathLike[str] | None, *suffixes: str, what: str = "file") -> None:
     """Refuse a name that does not say what is to be in the file; None passes, and so do devices.
 
     Args:
         suffixes: that it may have, in small letters. what: the file is, as the error calls it.
 
     Raises:
-        error: names the file.
+        DataError: names the file.
     """
     if path is None or Path(path).suffix.lower() in suffixes or _is_device(Path(path)):
         return
     found = f"suffix {Path(path).suffix!r} found"
-    raise error(f"{what} {os.fspath(path)!r}: {found}, {' or '.join(suffixes)} needed")
+    raise DataError(f"{what} {os.fspath(path)!r}: {found}, {' or '.join(suffixes)} needed")
 
 
 def check_file(path: str | os.PathLike[str], where: str, error: type[Exception]) -> None:

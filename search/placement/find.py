@@ -19,7 +19,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.search.placement import baselines
 from soapstone.search.placement.neighbourhood import improved
-from soapstone.search.placement.optimal import WIDTHS, Kept, Progress, fewest_bytes
+from soapstone.search.placement.optimal import Kept, Progress, fewest_bytes
 from soapstone.search.placement.orders import frees_early
 from soapstone.search.placement.packing import Packed, packed
 from soapstone.search.placement.timeline import Span, Timeline, timeline
@@ -166,7 +166,6 @@ def memory_plan(
     method: str = "dp",
     *,
     workspace: Mapping[str, int] | None = None,
-    widths: Sequence[int] = WIDTHS,
     deadline: Deadline | None = None,
     progress: Progress | None = None,
     minimize: str = BYTES,
@@ -179,7 +178,6 @@ def memory_plan(
         capacity_bytes: of the fast memory.
         method: dp: the fewest bytes; lru, stream or belady: without a search.
         workspace: bytes that nodes need besides their operands, by name; 0 where none are given.
-        widths: the largest numbers of states of the search, tried in turn until it is exact.
         deadline: of the search; the best plan so far is returned.
         progress: receives the progress of the search.
         minimize: bytes, or time, which `dp` minimises by how early copies begin; it needs times.
@@ -210,7 +208,7 @@ def memory_plan(
         found = []
         for number, each in enumerate(tried):
             part = deadline.part(1 / (len(tried) - number))
-            plans, bound = _fewest(each, widths, part, progress, leads)
+            plans, bound = _fewest(each, part, progress, leads)
             found.append((min(plans, key=lambda made: score(made.plan)), bound))
         which = min(range(len(tried)), key=lambda n: score(found[n][0].plan))
         (result, bound), reordered = found[which], which == 1
@@ -250,7 +248,6 @@ def _names(nodes: Sequence[Touches]) -> list[str]:
 
 def _fewest(
     known: Timeline,
-    widths: Sequence[int],
     deadline: Deadline,
     progress: Progress | None,
     leads: Sequence[int],
@@ -266,7 +263,7 @@ def _fewest(
         start = min(starts, key=part.moved_bytes)
         share = deadline.part(0.5)  # what does not pack is searched for again, with less room
         both = share.part(0.5), share
-        found = fewest_bytes(part, start, widths=widths, deadline=both[0], progress=progress)
+        found = fewest_bytes(part, start, deadline=both[0], progress=progress)
         solved.append(found)
         lower = found.lower_bound_bytes
         near = improved(part, found.gaps, lower, deadline=both[1], progress=progress)

@@ -230,12 +230,6 @@ def served(call: Call, *dtypes: str) -> bool:
     ) and not any(Layout.of(array).overlaps for array in call.outputs)
 
 
-def float32(call: Call, rank: int | None = None, only: tuple[int, ...] | None = None) -> bool:
-    """Return whether every operand is float32 memory that oneDNN can address.
-
-    `rank`, where given, is asked of the operands numbered in `only` (inputs, then outputs).
-    Outputs must not overlap themselves.
-    """
-    operands = (*call.inputs, *call.outputs)
-    chosen = operands if only is None else [operands[index] for index in only]
-    return served(call, "float32") and (rank is None or all(array.ndim == rank for array in chosen))
+def float32(call: Call) -> bool:
+    """Return whether every operand is float32 memory that oneDNN can address; see `served`."""
+    return served(call, "float32")

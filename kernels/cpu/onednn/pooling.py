@@ -236,7 +236,7 @@ def _gradient(call: Call, algorithm: int | None, index: Array | None) -> Entry |
 def max_pool2d_grad(call: Call) -> Entry | None:
     """Return the entry of dx from dy and the positions of the maxima."""
     (dy, index), (dx,) = call.inputs, call.outputs
-    if not float32(Call(call.operator, {}, (dy,), (dx,)), rank=4):
+    if not float32(Call(call.operator, {}, (dy,), (dx,))) or not dy.ndim == dx.ndim == 4:
         return None
     return empty() if dx.size == 0 else _gradient(call, _MAX, index)
 
