@@ -29,11 +29,11 @@ _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.training", "ai.onnx.pr
 
 
 class Formal(NamedTuple):
-    """An input: its type's variable, the types allowed, and whether all of many are alike."""
+    """An input: its type's variable, the types allowed, and whether a variadic one has one type."""
 
     variable: str
     types: frozenset[str]
-    alike: bool
+    homogeneous: bool
 
 
 class DeclaredAttribute(NamedTuple):
@@ -109,7 +109,7 @@ def _made(kept: Any) -> Declaration | None:
     if kept is None:
         return None
     *first, inputs, attributes = kept  # in the order of the fields
-    formals = tuple(Formal(variable, frozenset(types), alike) for variable, types, alike in inputs)
+    formals = tuple(Formal(variable, frozenset(types), same) for variable, types, same in inputs)
     items = {key: DeclaredAttribute(*item) for key, item in attributes.items()}
     return Declaration._make([*first, formals, items])
 
@@ -189,11 +189,11 @@ def check_call(
     for position, slot in enumerate(inputs):
         if not isinstance(slot, Value):
             continue
-        variable, allowed, alike = formals[min(position, len(formals) - 1)]
+        variable, allowed, homogeneous = formals[min(position, len(formals) - 1)]
         kind = TYPE_STRINGS[slot.dtype]
         if kind not in allowed:
             raise OnnxError(f"input {position} is {slot.spec}; its type is not allowed here")
-        if not variable.startswith("tensor(") and (alike or position < len(formals) - 1):
+        if not variable.startswith("tensor(") and (homogeneous or position < len(formals) - 1):
             first = bound.setdefault(variable, (kind, position))
             if first[0] != kind:
                 raise OnnxError(
