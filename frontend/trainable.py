@@ -15,7 +15,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role
 
 if TYPE_CHECKING:
-    from soapstone.frontend.training.saved import Loaded
+    from soapstone.frontend.training.compatibility import Loaded
     from soapstone.frontend.training.trainer import Trainer
 
 
@@ -198,11 +198,11 @@ class Trainable(Recording):
         """
         if self._trainer is not None:
             return self._trainer.load_checkpoint(path, strict)
-        from soapstone.frontend.training import saved
+        from soapstone.frontend.training import compatibility
 
         graph = self.graph
         specs = {name: graph.tensors[name] for name in self.carried}
-        taken, _, done = saved.read(path, self.made_for, specs, strict)
+        taken, _, done = compatibility.read(path, self.made_for, specs, strict)
         self.values.update(taken)
         return done
 
@@ -212,7 +212,7 @@ class Trainable(Recording):
         Raises:
             GraphError: the model has no output.
         """
-        from soapstone.frontend.training.saved import layers
+        from soapstone.frontend.training.compatibility import layers
 
         graph = self.build(batch_size, training=True)
         return {

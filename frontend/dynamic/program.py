@@ -12,7 +12,7 @@ import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import permutation
-from soapstone.frontend.dynamic import saved
+from soapstone.frontend.dynamic import checkpoints
 from soapstone.frontend.dynamic.session import DynamicSession
 from soapstone.frontend.dynamic.values import Lazy
 from soapstone.frontend.training.hooks import Hooks
@@ -77,7 +77,7 @@ def fit(
     if resume is None:
         session.position.start_epoch(0)
     else:
-        counted = saved.load(session, resume, True).get("callbacks")
+        counted = checkpoints.load(session, resume, True).get("callbacks")
     position = session.position
     state = TrainingState(
         epochs=epochs,

@@ -13,9 +13,9 @@ import numpy as np
 
 from soapstone.errors import DataError, warn
 from soapstone.frontend.dynamic.cell import DRAW, Cell, RowRecording, recorded
+from soapstone.frontend.dynamic.checkpoints import LayersOf
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
-from soapstone.frontend.dynamic.saved import LayersOf
 from soapstone.frontend.dynamic.tape import RESULTS, Tape, code_of
 from soapstone.frontend.dynamic.values import Column, Lazy, Parameter
 from soapstone.frontend.layers import Layers

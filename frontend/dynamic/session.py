@@ -20,7 +20,7 @@ import numpy as np
 from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
-from soapstone.frontend.dynamic import saved
+from soapstone.frontend.dynamic import checkpoints
 from soapstone.frontend.dynamic.patterns import Patterns
 from soapstone.frontend.dynamic.record import Recorder
 from soapstone.frontend.dynamic.report import CellReport, Report
@@ -455,7 +455,7 @@ class DynamicSession(Recorder):
         Raises:
             CheckpointError: a path that does not serve, or values that are not finite.
         """
-        saved.save(self, path)
+        checkpoints.save(self, path)
 
     def load_checkpoint(self, path: str | Path, strict: bool = True) -> Mapping[str, Any]:
         """Go on where a checkpoint was, and return of what data: its batches and their size.
@@ -472,7 +472,7 @@ class DynamicSession(Recorder):
                 cells that are first called later raise it too. Nothing is loaded then.
             DataError, GraphError: another shape; nothing is loaded.
         """
-        return saved.load(self, path, strict).get("data") or {}
+        return checkpoints.load(self, path, strict).get("data") or {}
 
 
 def update_inputs(builder: GraphBuilder) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from soapstone.frontend import script
 from soapstone.frontend.model import Model
 from soapstone.frontend.trainable import Trainable
-from soapstone.frontend.training import checkpoint, saved
+from soapstone.frontend.training import checkpoint, compatibility
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.step_graph import GRADIENTS
 from soapstone.ir.errors import GraphError
@@ -20,7 +20,7 @@ def save(model: Trainable, path: str | Path, optimizer: bool) -> None:
     """Write a model; see `Model.save`."""
     calls, arguments = script.to_json(model)
     weights = model.weights()
-    saved.check_finite(weights, f"model {str(path)!r}")
+    compatibility.check_finite(weights, f"model {str(path)!r}")
     metadata: dict[str, Any] = {
         "model": model.name,
         "seed": model.seed,
@@ -38,7 +38,10 @@ def save(model: Trainable, path: str | Path, optimizer: bool) -> None:
         names = [name for name in state if not name.endswith(GRADIENTS)]
         weights |= {name: state[name] for name in names}
         step = trainer.steps_done
-        metadata["optimizer"] = {"settings": saved.settings(trainer.optimizer), "step": step}
+        metadata["optimizer"] = {
+            "settings": compatibility.settings(trainer.optimizer),
+            "step": step,
+        }
     if model.first:
         checkpoint.save(path, {**weights, **arguments}, metadata)
 

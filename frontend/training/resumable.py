@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import warn
-from soapstone.frontend.training import checkpoint, saved
+from soapstone.frontend.training import checkpoint, compatibility
 from soapstone.frontend.training.compiled import Compiled, together
 from soapstone.frontend.training.state import Position
 from soapstone.frontend.training.step_graph import GRADIENTS
@@ -40,7 +40,7 @@ class Resumable(Compiled):
             sums = self.objective.kept(self._sums)
             state = self.session.state()  # of all processes
         state = {name: value for name, value in state.items() if not name.endswith(GRADIENTS)}
-        saved.check_finite(state, f"checkpoint {str(path)!r}")
+        compatibility.check_finite(state, f"checkpoint {str(path)!r}")
         metadata = {
             "model": self.model.name,
             "seed": self.model.seed,
@@ -62,11 +62,11 @@ class Resumable(Compiled):
             **self.model.made_for(batch_size),
             "loss": self.objective.described,
             "seed": self.model.seed,
-            "optimizer": saved.settings(self.optimizer),
+            "optimizer": compatibility.settings(self.optimizer),
         }
 
     @together
-    def load_checkpoint(self, path: str | Path, strict: bool = True) -> saved.Loaded:
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> compatibility.Loaded:
         """Read parameters, states and position, and repeat the choices of the run that wrote them.
 
         Choices that cannot be repeated here are made anew, which is said (`ChoiceWarning`); those
@@ -75,8 +75,8 @@ class Resumable(Compiled):
         """
         return self._load(path, strict)[0]
 
-    def _load(self, path: str | Path, strict: bool) -> tuple[saved.Loaded, dict[str, Any]]:
-        taken, metadata, done = saved.read(path, self._made_for, self.carried, strict)
+    def _load(self, path: str | Path, strict: bool) -> tuple[compatibility.Loaded, dict[str, Any]]:
+        taken, metadata, done = compatibility.read(path, self._made_for, self.carried, strict)
         position = None
         if done.position:
             position = checkpoint.fields(metadata, "position", dict(vars(Position())))
@@ -154,7 +154,7 @@ class Resumable(Compiled):
         values = other._session.state()
         kept = {name: value for name, value in values.items() if name in self.model.carried}
         self.changed = True
-        if saved.settings(other.optimizer) == saved.settings(self.optimizer):
+        if compatibility.settings(other.optimizer) == compatibility.settings(self.optimizer):
             kept |= {name: value for name, value in values.items() if name in self.carried}
             self._position.step = other._position.step
         elif len(kept) < len(values):
@@ -170,7 +170,7 @@ class Resumable(Compiled):
         begun: that one's settings, and how many steps it has done.
         """
         settings, step = begun
-        if settings == saved.settings(self.optimizer):
+        if settings == compatibility.settings(self.optimizer):
             self._position.step = step
             return
         for name in set(self.model.values) - set(self.model.carried):

@@ -19,8 +19,8 @@ from soapstone.frontend.data import npz
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.compatibility import Loaded, infinite
 from soapstone.frontend.training.names import matches, matching
-from soapstone.frontend.training.saved import Loaded, infinite
 from soapstone.ir.files import storage
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array

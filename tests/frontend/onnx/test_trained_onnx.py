@@ -18,7 +18,7 @@ from torch import nn
 import soapstone
 from soapstone import SGD, GraphError, Model, from_onnx, to_onnx
 from soapstone.frontend.onnx import OnnxError
-from soapstone.frontend.training.saved import infinite
+from soapstone.frontend.training.compatibility import infinite
 from soapstone.ir.tensor import Array, Role
 
 RANDOM = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.dynamic.cell import Cell
-from soapstone.frontend.training import checkpoint, saved
+from soapstone.frontend.training import checkpoint, compatibility
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.state import Position
 from soapstone.kernels.choices import Choices
@@ -28,7 +28,7 @@ _HINT = " (strict=False takes what fits: session.load_checkpoint)"
 def save(session: DynamicSession, path: str | Path) -> None:
     """Write a session; see `DynamicSession.save_checkpoint`."""
     state = session.state()
-    saved.check_finite(state, f"checkpoint {str(path)!r}")
+    compatibility.check_finite(state, f"checkpoint {str(path)!r}")
     metadata = {
         "model": session.name,
         "seed": session.seed,
@@ -49,7 +49,7 @@ def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str
     made_for = metadata.get("made_for")
     if not isinstance(made_for, dict) or not isinstance(made_for.get("layers"), dict):
         raise CheckpointError(f"{label}: made_for {made_for!r} found, what it was made for needed")
-    found = saved.differences(made_for, _made_for(session))
+    found = compatibility.differences(made_for, _made_for(session))
     if metadata.get("model") != session.name:
         found.insert(0, f"model {metadata.get('model')!r} found, {session.name!r} needed")
     layers_of, functions = session.layers_of, made_for.get("functions")
@@ -58,10 +58,12 @@ def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str
         found += _other_names("table", tables, session.tables)
         if functions is not None:  # files of before do not say
             found += _other_names("cell", functions, layers_of.functions)
-    found += [f"array {name!r}: values that are not finite" for name in saved.infinite(arrays)]
+    found += [
+        f"array {name!r}: values that are not finite" for name in compatibility.infinite(arrays)
+    ]
     shapes = {name: array.shape for name, array in arrays.items()}
     found += layers_of.apart(shapes, strict)
-    saved.refuse(path, found, _HINT if strict else "")
+    compatibility.refuse(path, found, _HINT if strict else "")
     position = checkpoint.fields(metadata, "position", vars(Position()))
     choices = metadata.get("choices")
     if not isinstance(choices, dict):
@@ -92,14 +94,14 @@ def _other_names(kind: str, there: Iterable[str], here: Iterable[str]) -> list[s
 
 
 def _made_for(session: DynamicSession) -> dict[str, Any]:
-    """Return what `saved.differences` compares."""
+    """Return what `compatibility.differences` compares."""
     return {
         "layers": {},
         "cells": session.layers_of.cells,
         "functions": session.layers_of.functions,
         "tables": list(session.tables),
         "seed": session.seed,
-        "optimizer": saved.settings(session.optimizer),
+        "optimizer": compatibility.settings(session.optimizer),
         "batch_size": 1,
     }
 
@@ -108,7 +110,7 @@ class LayersOf:
     """The layers of a session's cells, and those that a checkpoint says they should have.
 
     Attributes:
-        cells: what `saved.layers` returns of each, by name and types of operands.
+        cells: what `compatibility.layers` returns of each, by name and types of operands.
         functions: whether each was called, by name of the cell.
     """
 
@@ -166,7 +168,7 @@ class LayersOf:
             CheckpointError: the checkpoint that was loaded has none of that name.
         """
         if self._path is not None and self._strict and name not in self._called:
-            saved.refuse(self._path, [f"cell {name!r} is missing"], _HINT)
+            compatibility.refuse(self._path, [f"cell {name!r} is missing"], _HINT)
         self.functions.setdefault(name, False)
 
     def add(self, name: str, cell: Cell, function: str = "") -> None:
@@ -177,21 +179,21 @@ class LayersOf:
                 are not there, though it was called before, or are of other shapes; names them.
         """
         graph = cell.build(2, training=True)
-        made = saved.layers(graph)
+        made = compatibility.layers(graph)
         self._shapes[name] = {each: graph.tensors[each].shape for each in cell.parameters}
         if self._path is not None:
             found = []
             if name in self._needed:
                 alike = (self._needed[name], made)
                 one, other = ({"layers": {}, "cells": {name: of}} for of in alike)
-                found = saved.differences(one, other)
+                found = compatibility.differences(one, other)
             strict = self._strict and self._called.get(function, True)
             found = found or self.apart(self._there, strict, name)
             if found:
                 del self._shapes[name]
                 unused = [each for each in self._needed if each != name]
                 rest = f"; not called so far: {', '.join(unused[:3])}" if unused else ""
-                saved.refuse(self._path, found, rest + (_HINT if strict else ""))
+                compatibility.refuse(self._path, found, rest + (_HINT if strict else ""))
             self._needed.pop(name, None)
             self._there |= self._shapes[name]
         if function:
