@@ -348,7 +348,7 @@ def pairs(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
     first = call.inner
     end = PairsEpilogue() if first is call else pairs_epilogue(call)
-    if end is None:
+    if end is None or end.third.rounds:
         return None
     bind, (y,) = _BINDS.get(first.operator), first.outputs
     if bind is None or 1 not in first.constants:

@@ -23,6 +23,11 @@ class Part:
     high: float = math.inf
     rounds: bool = False
 
+    @property
+    def bounded(self) -> bool:
+        """Whether a number may change within these bounds."""
+        return (self.low, self.high) != (-math.inf, math.inf)
+
     def affine(self, rise: float, start: float) -> Part | None:
         """Return the part with a multiplication and an addition after it, or None."""
         if rise <= 0 or self.rounds:
@@ -40,14 +45,16 @@ class Part:
 class PairsEpilogue:
     """What is done to a real result; see `pairs_lanes.NUMBERS`.
 
-    second: before what is added, and `third` after it; None where the first part is all. zero: what
-    is added to a rounded result that is bytes, whose bounds the last part has.
+    second: before what is added, and `third` after it; None where the first part is all. last:
+    after a third part that rounds, whose result is real. zero: what is added to a rounded result
+    that is bytes, whose bounds the last part has.
     """
 
     first: Part = Part()
     second: Part | None = None
     added: Array | None = None
     third: Part = Part()
+    last: Part | None = None
     zero: float = 0.0
 
     @property
@@ -79,13 +86,28 @@ class PairsEpilogue:
         if self.added is None and self.third == Part():
             second = self.second.affine(rise, start)
             return None if second is None else replace(self, second=second)
+        if self.third.rounds:
+            last = (self.last or Part()).affine(rise, start)
+            return None if last is None else replace(self, last=last)
         third = self.third.affine(rise, start)
         return None if third is None else replace(self, third=third)
+
+    def rounded(self, scale: float, zero: float, to: str) -> PairsEpilogue | None:
+        """Return the epilogue that makes bytes of a scale and a zero, and numbers less it of them."""
+        whole = self.second is None
+        part = (self.first if whole else self.third).affine(1 / scale, 0.0)
+        if part is None:
+            return None
+        part = part.within(np.iinfo(to).min - zero, np.iinfo(to).max - zero)
+        part = replace(part, rounds=True)
+        return replace(self, first=part) if whole else replace(self, third=part)
 
     def within(self, low: float, high: float) -> PairsEpilogue:
         """Return the epilogue that keeps within these bounds too."""
         if self.second is None:
             return replace(self, first=self.first.within(low, high))
+        if self.third.rounds:
+            return replace(self, last=(self.last or Part()).within(low, high))
         return replace(self, third=self.third.within(low, high))
 
     def add(self, array: Array, scale: float, zero: float) -> PairsEpilogue | None:
@@ -146,12 +168,9 @@ def pairs_epilogue(call: Call) -> PairsEpilogue | None:
                 if after is not None:
                     after = after.within(limits.min - zero, limits.max - zero)
                     after = replace(after, zero=zero)
-            elif made.second is None:  # rounded in between
-                limits = np.iinfo(at["to"])
-                first = made.first.affine(1 / scale, 0.0)
-                if first is not None:
-                    first = first.within(limits.min - zero, limits.max - zero)
-                    after = replace(made, first=replace(first, rounds=True)).affine(1.0, zero)
+            else:  # rounded in between
+                rounded = made.rounded(scale, zero, at["to"])
+                after = None if rounded is None else rounded.affine(1.0, zero)
         elif numbers == (result,) and name == "relu":
             after = made.within(0.0, math.inf)
         elif numbers == (result,) and name == "clip":

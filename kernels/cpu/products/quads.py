@@ -131,10 +131,13 @@ def _numbers(end: PairsEpilogue) -> Array | None:
     rise, start, last = first.rise, first.start, first if end.second is None else third
     rise_2, start_2 = second.rise * third.rise, second.start * third.rise + third.start
     if end.second is not None and not first.rounds:
-        if (first.low, first.high) != (-math.inf, math.inf):
+        if first.bounded:
             return None
         rise, start = rise * rise_2, start * rise_2 + start_2
-    ends = rise_2, start_2, third.rise, last.low, last.high, end.zero
+    real = end.last or Part()
+    if real.bounded:
+        return None
+    ends = rise_2, start_2, third.rise, real.rise, real.start, last.low, last.high, end.zero
     return np.array([rise, start, first.low, first.high, *ends], np.float32)
 
 
@@ -154,6 +157,7 @@ def _bound(
     _, _, zero, *given = call.inputs
     depth, entries, result = x.shape[1], list[Entry | None](), y
     numbers, reach = _numbers(end), 0 if added is None else along(added)
+    made = "rounded" if end.third.rounds else y.dtype.name
     vectors = [held(v) if 3 + n in call.constants else v for n, v in enumerate(given)]
     if numbers is None or reach is None or any(v.strides != (4,) for v in vectors):
         return None
@@ -189,7 +193,7 @@ def _bound(
         scale=scale,
         bias=bias,
         numbers=numbers,
-        how=form(end.first.rounds, kind, y.dtype.name),
+        how=form(end.first.rounds, kind, made),
         y=result,
         y_image=result.strides[0],
         along=along(result),

@@ -11,6 +11,7 @@ from llvmlite.binding import initialize_native_asmparser
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
+from soapstone.dtypes import BYTES
 from soapstone.native.lanes import (
     F32,
     I8,
@@ -112,13 +113,13 @@ def products(
 
 # What is done to sums: s * scale + bias, then * rise + start; where a byte is rounded in between,
 # within the first bounds and rounded, * rise_2 + start_2; what is added, times `more`; within low
-# and high; and of bytes rounded, plus zero.
+# and high; and of bytes rounded, plus zero; or "rounded", then * rise_3 + start_3.
 NUMBERS = (
     *("rise", "start", "low_between", "high_between", "rise_2", "start_2"),
-    *("more", "low", "high", "zero"),
+    *("more", "rise_3", "start_3", "low", "high", "zero"),
 )
 ADDED = ("none", "float32", "uint8", "int8")
-RESULTS = ("float32", "uint8", "int8", "int32")
+RESULTS = ("float32", "rounded", "uint8", "int8", "int32")
 
 
 def form(rounds: bool, added: str, result: str) -> int:
@@ -169,7 +170,8 @@ def finish(
 
     def real(rounds: bool, name: str, result: str) -> None:
         given = [load_one(numbers + 4 * place) for place in range(len(NUMBERS))]
-        rise, start, least, most, rise_2, start_2, more, low, high, _ = (n.splat() for n in given)
+        rise, start, least, most, rise_2, start_2, more, *rest = (n.splat() for n in given)
+        rise_3, start_3, low, high, _ = rest
         scales = [load_lanes(scale, v) * rise for v in starts]
         shifts = [load_lanes(bias, v) * rise + start for v in starts]
 
@@ -187,7 +189,10 @@ def finish(
 
         def put(row: Lanes) -> None:
             for start, value in zip(starts, values(row)):
-                store_lanes(to + step * row, start, where(low > value, low, value))
+                value = where(low > value, low, value)
+                if result == "rounded":
+                    value = value.call("llvm.rint") * rise_3 + start_3
+                store_lanes(to + step * row, start, value)
 
         *_, least_byte, most_byte, zero = given
         signed = result == "int8"
@@ -199,13 +204,13 @@ def finish(
                 packed = packed.call(f"llvm.{'s' if signed else 'u'}{of}", byte)
             store_lanes(to + step * row, 0, packed)
 
-        each_row(put if result == "float32" else put_bytes)
+        each_row(put_bytes if result in BYTES else put)
 
     forms = {
         form(rounds, name, result): partial(real, rounds, name, result)
         for rounds in (False, True)
         for name in ADDED
-        for result in RESULTS[:3]
+        for result in RESULTS[:-1]
     }
     chosen(how, {**forms, form(False, "none", "int32"): partial(each_row, whole)})
 
