@@ -115,12 +115,12 @@ def _weights(w: Array) -> Array:
 def _cut(images: int, count: int, panels: int, depth: int, threads: int) -> tuple[int, int]:
     """Return into how many blocks the rows of an image are cut, and panels into how many shares.
 
-    Threads share the panels where there are few rows, so that each weight is read once.
+    Threads share the panels where there are few rows and as many for each: a weight is read once.
     """
     blocks = -(-count * max(depth, _LEAST_DEPTH) // _BLOCK_BYTES)
     if images % threads == 0:
         return blocks, 1
-    if count >= threads * _FEW or panels < threads:
+    if count >= threads * _FEW or panels % threads:
         return min(count, -(-blocks // threads) * threads), 1
     return blocks, threads
 
