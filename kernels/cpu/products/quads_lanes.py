@@ -7,9 +7,8 @@ from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import initialize_native_asmparser
 
-from soapstone.cache.deferred import cgutils
+from soapstone.cache.deferred import Late, cgutils
 from soapstone.cache.objects import features
 from soapstone.dtypes import BYTES
 from soapstone.native.lanes import (
@@ -29,6 +28,7 @@ from soapstone.native.lanes import (
 )
 from soapstone.native.simd import vectorised
 
+_binding = Late("llvmlite.binding")
 ROWS = 6  # of a block, at most: with four vectors of columns, sums stay in registers
 VECTORS = 4  # of columns of a panel of weights
 PANEL = VECTORS * LANES  # columns, whose results fill a vector if they are bytes
@@ -77,7 +77,7 @@ def _product(
     later: Lanes,
     pace: Lanes,
 ) -> None:
-    initialize_native_asmparser()
+    _binding.initialize_native_asmparser()
     moved = [x, x + step * 3, weights, depth >> 2, later]  # operands 0 to 4, and again 5 to 9
     given = [each.value for each in (*moved, sums, step, totals, 0 - zero, pace, flip)]
     parts = ["=&r"] * 5 + ["0", "1", "2", "3", "4"] + ["r"] * 6 + ["~{memory}", "~{cc}"]
