@@ -8,7 +8,6 @@ import those that they use.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,8 @@ def ship(place: Path) -> None:
 @cache
 def _all() -> tuple[str, ...]:
     """Import all modules of all families; return their names, in order."""
+    import pkgutil  # few processes ask
+
     found = []
     for family in pkgutil.iter_modules(__path__):
         if family.ispkg:

@@ -19,7 +19,6 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -30,6 +29,8 @@ from soapstone.cache.environment import digest
 
 _ROOT = "soapstone"
 _COMPUTING = ("cache", "ir", "kernels", "native", "runtime")  # packages of all that is compiled
+_TOLD = ("cache", "ir", "kernels", "native", "runtime.tracing")  # of all that a package tells
+_UNTOLD = ("__pycache__", "cuda")  # folders in these of which it tells nothing
 _NOT_KNOWN = os.urandom(16)  # in place of sources that were edited while this process runs
 _VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
 _IMPORT = re.compile(  # the last: what is imported when code is compiled (`deferred`)
@@ -132,11 +133,12 @@ def _answers() -> Answers:
 
 @cache
 def contents() -> str:
-    """Return the hash of all files that compute, under their names in the package: wherever it is
-    installed, it is the same. With a file that is `late`, no other process has the same.
+    """Return the hash of all files that machine code of a package is made of, under their names:
+    wherever it is installed, it is the same. With a file that is `late`, no other process has the
+    same.
     """
     whole = hashlib.sha256()
-    for package in (_ROOT, *(f"{_ROOT}.{name}" for name in _COMPUTING)):
+    for package in (_ROOT, *(f"{_ROOT}.{name}" for name in _TOLD)):
         top = _folder(package)
         places = [] if top is None else [(package, str(top))]
         while places:
@@ -146,7 +148,7 @@ def contents() -> str:
                     if each.name.endswith(".py"):
                         text = _text(each.path)
                         whole.update(f"{inner} {each.name} {len(text)}\0".encode() + text)
-                    elif package != _ROOT and each.name != "__pycache__" and each.is_dir():
+                    elif package != _ROOT and each.name not in _UNTOLD and each.is_dir():
                         places.append((f"{inner}.{each.name}", each.path))
     return whole.hexdigest()
 
@@ -246,6 +248,8 @@ def _followed(module: str, importer: str) -> bool:
 @cache
 def _libraries() -> tuple[str, ...]:
     """Return the folders of Python's own modules and of installed packages."""
+    import sysconfig  # asked of others' modules alone
+
     return tuple(
         {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     )

@@ -139,7 +139,7 @@ def test_contents_are_of_names_and_bytes_wherever_they_are(
 
     def made(name: str, text: str = "x = 1\n", file: str = "one.py", of: str = "kernels") -> Path:
         top = tmp_path / name
-        for package in ("cache", "ir", "kernels", "native", "runtime"):
+        for package in ("cache", "ir", "kernels", "native", "runtime/tracing"):
             (top / package / "inner").mkdir(parents=True)
             (top / package / "__init__.py").write_text("")
         (top / of / "inner" / file).write_text(text)
@@ -150,7 +150,9 @@ def test_contents_are_of_names_and_bytes_wherever_they_are(
     first = made("first")
     known = found(first)
     assert found(made("elsewhere")) == known
-    (first / "frontend" / "one.py").write_text("x = 1\n")  # which computes nothing
+    (first / "kernels" / "cuda").mkdir()
+    for folder in ("frontend", "runtime", "kernels/cuda"):  # of which no package tells anything
+        (first / folder / "one.py").write_text("x = 1\n")
     assert found(first) == known
     others = [
         made("text", "x = 2\n"),
@@ -165,6 +167,14 @@ def test_contents_are_of_names_and_bytes_wherever_they_are(
     assert found(first) == known
     (first / "system.py").write_text("")  # while this process runs, which may have imported another
     assert found(first, late=True) != known
+
+
+def test_contents_are_of_all_that_kernels_are_made_of() -> None:
+    modules = {m for each in ahead.kernels() for m in sources.modules_of(each.function)}
+    for module in sources.closure(modules, compiled=True):
+        _, *inner = module.split(".")
+        told = len(inner) < 2 or ".".join(inner).startswith(tuple(f"{n}." for n in sources._TOLD))
+        assert told and not set(sources._UNTOLD) & set(inner), module
 
 
 TABLE = """
