@@ -55,7 +55,7 @@ class Promise(mmap.mmap):
     ) -> Array:
         """Return a C-contiguous, non-empty array whose contents are promised."""
         kind, size = np.dtype(dtype), math.prod(shape)
-        promise = Promise(-1, size * kind.itemsize)
+        promise = Promise(-1, size * kind.itemsize, access=mmap.ACCESS_COPY)  # shares no pages
         promise.make, promise.lend, promise.known, promise.lock = make, lend, known, lock
         promise.there = there
         made: Array = np.frombuffer(promise, kind, size).reshape(shape)
