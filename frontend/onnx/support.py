@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.onnx.file.read import Source
@@ -13,6 +14,13 @@ from soapstone.ir.spec import operator_of_onnx
 if TYPE_CHECKING:
     import onnx
 
+
+# Modules of rules whose operators are all of one domain, or of those inside it.
+_OF_DOMAINS = {
+    "ai.onnx.ml": ("kernel_machines", "learned", "trees"),
+    "ai.onnx.preview.training": ("training",),
+    MICROSOFT: ("microsoft",),
+}
 
 # What to do where a file has one of these, which are not read.
 _SEARCHES = (
@@ -48,11 +56,14 @@ def unsupported(source: Source) -> tuple[str, ...]:
 
 
 def register(source: Source) -> None:
-    """Import the rules that a model may need: few have nodes of `microsoft`'s domains."""
-    import soapstone.frontend.onnx.rules
+    """Import the rules that a model may need: few have nodes of these domains."""
+    from soapstone.frontend.onnx import rules
 
-    if any(node.domain.startswith(MICROSOFT) for node in _nodes(source)):
-        import soapstone.frontend.onnx.rules.microsoft  # noqa: F401
+    domains = {node.domain for node in _nodes(source)}
+    for domain, modules in _OF_DOMAINS.items():
+        if any(each.startswith(domain) for each in domains):
+            for module in modules:
+                import_module(f"{rules.__name__}.{module}")
 
 
 def _nodes(source: Source) -> Iterator[onnx.NodeProto]:

@@ -24,6 +24,7 @@ _UNNEEDED = (
     *("soapstone.kernels.cpu.onednn.quantized", "soapstone.runtime.tracing.automatic"),
     *("soapstone.search", "soapstone.frontend.layers", "soapstone.kernels.cpu.attention.heads"),
     *("soapstone.ir.ops.recurrent", "soapstone.ir.ops.graphs", "soapstone.ir.ops.windows.pooling"),
+    *("soapstone.frontend.onnx.rules.learned", "soapstone.frontend.onnx.rules.training"),
 )
 _ANSWER = """
 import dataclasses, sys

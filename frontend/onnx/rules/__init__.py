@@ -1,6 +1,7 @@
-"""Imports every file of translations, so that their rules are registered.
+"""Imports the files of translations, so that their rules are registered.
 
-Those in `microsoft/` are imported once a model has a node of their domains (`support.register`).
+Those of other domains than ONNX's own are imported once a model has such a node
+(`support.register`).
 """
 
 from soapstone.frontend.onnx.rules import (  # noqa: F401
@@ -9,8 +10,6 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     detection,
     elementwise,
     indexing,
-    kernel_machines,
-    learned,
     movement,
     normalization,
     products,
@@ -22,7 +21,5 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     scan,
     signal,
     text,
-    training,
-    trees,
     windows,
 )
