@@ -286,7 +286,7 @@ class _Replay:
             if tensor not in self.resident:
                 return f"uses {tensor!r}, which is not resident"
         for tensor in use.reads:
-            if tensor not in self.defined:
+            if tensor not in self.defined and self.sizes[tensor]:
                 return f"reads {tensor!r}, which has no contents yet"
         self.defined.update(use.writes)
         self.backed.difference_update(use.writes)
