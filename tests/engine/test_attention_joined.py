@@ -23,6 +23,7 @@ def spelled(
     *,
     heads: int | None = 3,
     queries: int = T,
+    keys: int = T,
     scale: float | None = None,
     turned: bool = True,
     mask: tuple[int, ...] | None = None,
@@ -41,8 +42,8 @@ def spelled(
     builder = GraphBuilder("spelled")
     before = (2,) if heads is None else (2, heads)
     q = builder.input("q", (*before, queries, 16))
-    k = builder.input("k", (*before, T, 16))
-    v = builder.input("v", (*before, T, 24))
+    k = builder.input("k", (*before, keys, 16))
+    v = builder.input("v", (*before, keys, 24))
     rank = len(before) + 2
     if split:
         q, k = (builder.apply("affine", side, scale=0.6)[0] for side in (q, k))
@@ -158,6 +159,13 @@ def test_constant_masks_that_hide_nothing_or_what_follows_are_no_operands() -> N
         n for n in joined(spelled(mask=(1, 1, T, T)), mask=other).nodes if n.operator == "attention"
     )
     assert len(node.inputs) == 4
+
+
+@pytest.mark.parametrize("mask", [None, (T, 0)])
+def test_queries_without_keys_are_sums_of_nothing(mask: tuple[int, ...] | None) -> None:
+    graph = spelled(keys=0, mask=mask)
+    assert "attention" in operators(graph)
+    check(graph)
 
 
 def test_weights_read_before_they_are_guarded_stay() -> None:

@@ -23,7 +23,11 @@ from soapstone.ir.dims import Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.products import attention_lower
-from soapstone.ir.ops.products.attention_lower import apart, shared as shared
+from soapstone.ir.ops.products.attention_lower import (
+    apart,
+    leaves_zeros as leaves_zeros,
+    shared as shared,
+)
 from soapstone.ir.ops.signatures import DimTable, along, finish, named
 from soapstone.ir.spec import Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
@@ -140,7 +144,7 @@ def _attention(
     weights = np.exp(scores - top[..., None])
     total = weights.sum(axis=-1)
     y = np.einsum("bhqk,bkhd->bqhd", weights, v)
-    if attributes["empty"] == "zeros":
+    if leaves_zeros(attributes, k.shape[1]):
         divisor = np.where(total == 0, total.dtype.type(1), total)
     else:
         divisor = total
@@ -258,6 +262,7 @@ define(
         Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0, "empty": "nan"}),
         Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
         Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
+        Case(("2 3 1 4", "2 0 1 4", "2 0 1 2"), {"empty": "nan"}),
         Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),
         Case(("2 3 6 4", "2 5 2 4", "2 5 2 3", "2 6 3 5")),
         Case(("1 13 4 5", "1 13 2 5", "1 13 2 3", "1 1 1 13"), _CAUSAL, ()),

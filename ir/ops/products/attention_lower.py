@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from soapstone.ir.attributes import Attributes
 from soapstone.ir.builder import Emitter
 from soapstone.ir.graph import Node
 
@@ -22,6 +23,14 @@ def shared(queries: int, keys: int) -> int:
     Where they cannot, the extents of their dim differ.
     """
     return queries // keys if keys and queries > keys and queries % keys == 0 else 1
+
+
+def leaves_zeros(attributes: Attributes, keys: int) -> bool:
+    """Return whether a row of which every key is hidden is zeros, rather than NaN.
+
+    keys: how many there are. Of none, a row is a sum of nothing, however its weights are made.
+    """
+    return not keys or attributes["empty"] == "zeros"
 
 
 def apart(emit: Emitter, x: str, group: int, element: str = "d") -> str:
@@ -97,7 +106,7 @@ def forward(emit: Emitter, node: Node) -> Sequence[str]:
     total = heads.row("reduce_sum", weights)
     mixed = heads.product(weights, heads.moved(v, "tk", "dv"), "tq tk dv")
     # A row has a weight of 1, or it is all hidden and sums to 0.
-    zeros = node.attributes["empty"] == "zeros"
+    zeros = leaves_zeros(node.attributes, emit.spec(k).shape[1])
     divisor = heads.scores("clip", total, low=1e-30) if zeros else total
     mixed = emit("div", mixed, divisor, rename=_over("b", heads.heads, "tq", "dv"))
     lse = heads.scores("add", heads.scores("log", total), top)

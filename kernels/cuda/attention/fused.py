@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from soapstone.dtypes import HALVES
-from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.ops.products.attention import leaves_zeros, scale_of
 from soapstone.kernels.cuda.attention.tiles import BRANCHES, Element, Fragments, Registers, Rows
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
@@ -331,7 +331,7 @@ def attention(call: Call) -> DeviceEntry | None:
         bool(masks),
         scale_of(at, q.shape[3]),
     )
-    body = _forward(kind, at["empty"] == "zeros", *rows.values())
+    body = _forward(kind, leaves_zeros(at, k.shape[1]), *rows.values())
     more = {"lse": lse, **_masked(masks, (*lse.shape, k.shape[1]))}
     products = q.shape[3] + v.shape[3]
     return DeviceEntry((_launch("", kind, operands, more, at.get("ahead", 0), body, products),))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from soapstone.dtypes import HALVES
-from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.ops.products.attention import leaves_zeros, scale_of
 from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
@@ -201,7 +201,7 @@ def attention(call: Call) -> DeviceEntry | None:
         return None
     if not biases:
         return sequence((found, pointwise(lambda _, values: values, [sums], [lse])))
-    value = 0.0 if call.attributes["empty"] == "zeros" else math.nan
+    value = 0.0 if leaves_zeros(call.attributes, k.shape[1]) else math.nan
     by_query = sums.through(lambda x: x.transpose(0, 2, 1)[..., None])
     none = pointwise(_where_empty(value), [y, by_query], [y])
     logarithms = pointwise(_where_empty(-math.inf), [sums, sums], [lse])
