@@ -28,6 +28,10 @@ def as_array(value: Any, where: str) -> Array:
     """
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else unmasked(where, value)
+    if getattr(value, "is_neg", bool)():  # PyTorch exports such elements without their sign
+        made = as_array(value.resolve_neg(), where)
+        made.flags.writeable = False  # what is written to a copy would be lost
+        return made
     dtype = _narrow_type(value)
     if dtype:
         torch = sys.modules["torch"]

@@ -34,6 +34,18 @@ def test_tensors_are_read_where_they_are(session: InferenceSession) -> None:
         np.testing.assert_array_equal(found, needed)
 
 
+def test_a_sign_that_is_pending_is_read(session: InferenceSession) -> None:
+    """PyTorch keeps the imaginary part of a conjugate as it was, with a mark."""
+    tensor = torch.randn(4, 8, dtype=torch.complex64).conj().imag
+    assert tensor.is_neg()
+    (found,) = session.run(tensor).values()
+    (needed,) = session.run(tensor.clone().numpy()).values()
+    np.testing.assert_array_equal(found, needed)
+    into = torch.empty(4, 3, dtype=torch.complex64).conj().imag
+    with pytest.raises(DataError, match="read-only"):
+        session.run(tensor, out={session.outputs[0]: into})
+
+
 def test_outputs_are_tensors_without_a_copy(session: InferenceSession) -> None:
     tensor = torch.randn(4, 8)
     (found,) = session.run(tensor).values()
