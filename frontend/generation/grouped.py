@@ -73,8 +73,9 @@ def _attention(
     keys, twice, _ = unscaled(builder, before_swap(builder, turned) or "", weights)
     if not keys:
         return None
-    values = unrepeated(builder, values, 1) or values
     held = builder.spec(keys).shape
+    if builder.spec(values).shape[:3] != held[:3]:
+        values = unrepeated(builder, values, 1) or values
     if len(held) != 4 or held[0] != samples or builder.spec(values).shape[:3] != held[:3]:
         return None
     if heads % held[1] or builder.spec(first.inputs[0]).size != samples * heads * held[3]:

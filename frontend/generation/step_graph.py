@@ -21,6 +21,7 @@ _PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (
 )
 ROWS, SCORES, MASKED, SHARES, NANS = "rows", "scores", "masked", "shares", "nans"
 JOINED = "joined"
+_MOVES = ("transpose", "broadcast", "concat", "affine")  # of one value
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,20 @@ class StepGraph:
             raise Unknown(node.label)
 
     def whole(self, name: str) -> str:
-        """Return a value's rows for all tokens: a buffer, or one whose elements are moved."""
+        """Return a value's rows for all tokens: a buffer, or one moved, repeated or scaled.
+
+        The least is kept, and products of few rows read it as it is (`grouped`).
+        """
         if name not in self._whole:
             node, value = self.graph.producers.get(name), self.values[name]
             if (
                 node is not None
-                and (node.operator in ("transpose", "broadcast") or node.spec.view)
-                and len(node.inputs) == 1
+                and (node.operator in _MOVES or node.spec.view)
+                and len(set(node.inputs)) == 1
                 and self.values[node.inputs[0]].kind != JOINED
             ):
-                made = self.builder.add(replace(node, inputs=(self.whole(node.inputs[0]),)))
+                inputs = tuple(map(self.whole, node.inputs))
+                made = self.builder.add(replace(node, inputs=inputs))
                 self._whole.update(zip(node.outputs, made))
             else:
                 self.write(name, self.buffer(name, value.samples), value)

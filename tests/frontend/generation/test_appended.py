@@ -52,8 +52,19 @@ def windowed_layer(model: Model, x: Tensor, name: str) -> Tensor:
     return model.multi_head_attention(x, x, x, 4, mask, causal=True, name=name)
 
 
-def spelled(hide: Callable[[Model, Tensor, str], Tensor], rotary: bool = False) -> Mixing:
-    """Return attention written in products, of two heads of keys and four of queries."""
+def repeated(model: Model, y: Tensor) -> Tensor:
+    """Return two heads, each of them twice."""
+    y = model.reshape(y, (-1, 2, 1, LENGTH, 8))
+    return model.reshape(model.concat([y, y], axis=2), (-1, 4, LENGTH, 8))
+
+
+def spelled(
+    hide: Callable[[Model, Tensor, str], Tensor], rotary: bool = False, late: bool = False
+) -> Mixing:
+    """Return attention written in products, of two heads of keys and four of queries.
+
+    late: keys are repeated before they are turned.
+    """
 
     def turned(model: Model, y: Tensor, name: str) -> Tensor:
         angles = np.arange(LENGTH)[:, None] / 10.0 ** np.arange(4)
@@ -63,18 +74,15 @@ def spelled(hide: Callable[[Model, Tensor, str], Tensor], rotary: bool = False) 
         half = model.concat([last * -1.0, first], axis=3)
         return y * model.constant(f"{name}.cos", cos) + half * model.constant(f"{name}.sin", sin)
 
-    def repeated(model: Model, y: Tensor) -> Tensor:
-        y = model.reshape(y, (-1, 2, 1, LENGTH, 8))
-        return model.reshape(model.concat([y, y], axis=2), (-1, 4, LENGTH, 8))
-
     def made(model: Model, x: Tensor, name: str) -> Tensor:
         q, k, v = (
             heads_of(model, x, heads, f"{name}.{part}")
             for part, heads in (("query", 4), ("key", 2), ("value", 2))
         )
+        k = repeated(model, k) if late else k
         if rotary:
             q, k = turned(model, q, f"{name}.q"), turned(model, k, f"{name}.k")
-        k, v = repeated(model, k), repeated(model, v)
+        k, v = k if late else repeated(model, k), repeated(model, v)
         scores = model.matmul(q, model.transpose(k, (0, 1, 3, 2))) * 8**-0.5
         return joined(model, model.matmul(model.softmax(hide(model, scores, name)), v))
 
@@ -122,12 +130,12 @@ def without_nans(model: Model, x: Tensor, name: str) -> Tensor:
 
 
 def with_merged_heads(model: Model, x: Tensor, name: str) -> Tensor:
-    """Keys are turned with samples and heads as one axis, as newer exporters have it."""
-    q, k, v = (heads_of(model, x, 4, f"{name}.{part}") for part in "qkv")
-    k = model.transpose(model.reshape(k, (-1, LENGTH, 8)), (0, 2, 1))
+    """Repeated keys are turned with samples and heads as one axis, as newer exporters have it."""
+    q, k, v = (heads_of(model, x, 4 if part == "q" else 2, f"{name}.{part}") for part in "qkv")
+    k = model.transpose(model.reshape(repeated(model, k), (-1, LENGTH, 8)), (0, 2, 1))
     k = model.reshape(k, (-1, 4, 8, LENGTH)) * 8**-0.5
     scores = added(model, model.matmul(q, k), name)
-    return joined(model, model.matmul(model.softmax(scores), v))
+    return joined(model, model.matmul(model.softmax(scores), repeated(model, v)))
 
 
 def with_samples_and_heads_as_one(model: Model, x: Tensor, name: str) -> Tensor:
@@ -245,6 +253,7 @@ CAUSAL: dict[str, Model] = {
     "two masks": gpt(spelled(hidden_twice)),
     "rows": gpt(in_rows),
     "rotary": gpt(spelled(chosen, rotary=True)),
+    "turned after repeating": gpt(spelled(added, rotary=True, late=True)),
     "lstm": gpt(lstm),
     "states": gpt(of_states),
     "gru": gpt(gru),
@@ -270,14 +279,21 @@ def test_tokens_and_logits_are_those_of_all_tokens_anew(name: str) -> None:
             tokens.append(int(row.argmin()))
 
 
-def test_a_step_is_of_one_token() -> None:
-    session = CAUSAL["spelled"].inference()
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [("spelled", (2, 2)), ("merged heads", (2, 2)), ("turned after repeating", (4, 2))],
+)
+def test_a_step_is_of_one_token(name: str, heads: tuple[int, int]) -> None:
+    session = CAUSAL[name].inference()
     session.generate(PROMPTS[0], 3)
     held = session.serial.bounds.held
     step = next(bound for key, bound in held.items() if key[0] == "generation.starts")
     kinds = [node.operator for node in step.graph.nodes]
     assert kinds.count("attention") == kinds.count("write_at") / 2 == 2
     assert session.decoder is not None and len(session.decoder.past) == 4
+    written = [node.outputs[0] for node in step.graph.nodes if node.operator == "write_at"]
+    sizes = [step.graph.tensors[value].size for value in written[:2]]
+    assert sizes == [LENGTH * each * 8 for each in heads]
 
 
 def test_a_file_without_a_past_keeps_one(tmp_path: Path) -> None:
