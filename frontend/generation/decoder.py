@@ -261,8 +261,8 @@ class Decoder:
             self.kept = False
             self.graphs.clear()  # in which mask and positions are constants
             self.warn(
-                f"{step} is not known to make rows of the tokens up to theirs alone, so each token"
-                " costs as much as all before it"
+                f"{step} may mix tokens with later ones, so no keys and values are kept, and each"
+                " token costs as much as all before it"
             )
             return []
         self.past = {kept.buffer: kept.axis for kept in step.kept.values()}
