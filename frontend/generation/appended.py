@@ -263,9 +263,10 @@ class _Rules:
     def _hides(self, node: Node, value: Value, shape: tuple[int, ...]) -> bool:
         """Return whether what a node makes of scores of later keys is that of hidden ones."""
         already = value.kind == MASKED  # so that it need not raise them
-        if node.operator == "add":
+        if node.operator == "add" or (node.operator == "maximum" and already):
             mask = self._contents(next(n for n in node.inputs if n not in self.values))
-            return self._later(np.broadcast_to(mask <= (0 if already else _HIDES), shape), value)
+            most = 0 if already and node.operator == "add" else _HIDES
+            return self._later(np.broadcast_to(mask <= most, shape), value)
         if node.operator == "where" and node.inputs[0] not in self.values:
             condition, first, second = node.inputs
             hidden = self._contents(condition).astype(bool)

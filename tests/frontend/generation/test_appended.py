@@ -114,10 +114,10 @@ def chosen(model: Model, scores: Tensor, name: str) -> Tensor:
 
 
 def hidden_twice(model: Model, scores: Tensor, name: str) -> Tensor:
-    """A window of near keys is chosen, and a mask added to that, as GPT-Neo has it."""
+    """A window of near keys is chosen, a mask added, and a floor set, as GPT-Neo and XGLM do."""
     near = model.constant(f"{name}.near", ~LATER & np.triu(np.ones_like(LATER), -4))
     low = model.constant(f"{name}.low", np.finfo(np.float32).min)
-    return added(model, model.where(near, scores, low), name)
+    return model.maximum(added(model, model.where(near, scores, low), name), low)
 
 
 def without_nans(model: Model, x: Tensor, name: str) -> Tensor:
@@ -411,6 +411,12 @@ def shown_again(model: Model, scores: Tensor, name: str) -> Tensor:
     return added(model, scores, name) + model.constant(f"{name}.up", np.float32(LATER) * 1e9)
 
 
+def raised(model: Model, scores: Tensor, name: str) -> Tensor:
+    """No score is less than one that is seen."""
+    floor = model.constant(f"{name}.floor", np.float32(-5))
+    return model.maximum(added(model, scores, name), floor)
+
+
 def averaged(model: Model, x: Tensor, name: str) -> Tensor:
     return model.reduce_mean(x, axes=1, keepdims=True)
 
@@ -443,6 +449,7 @@ def heads_mixed(model: Model, x: Tensor, name: str) -> Tensor:
         (averaged, "reduce_mean"),
         (spelled(seeing_one), "softmax"),
         (spelled(shown_again), "add"),
+        (spelled(raised), "maximum"),
         (other_softmax, "softmax"),
         (samples_mixed, "softmax"),
         (heads_mixed, "reshape"),
