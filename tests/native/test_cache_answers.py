@@ -170,7 +170,7 @@ def test_contents_are_of_names_and_bytes_wherever_they_are(
 
 
 def test_contents_are_of_all_that_kernels_are_made_of() -> None:
-    modules = {m for each in ahead.kernels() for m in sources.modules_of(each.function)}
+    modules = {m for each in ahead_of_time.kernels() for m in sources.modules_of(each.function)}
     for module in sources.closure(modules, compiled=True):
         _, *inner = module.split(".")
         told = len(inner) < 2 or ".".join(inner).startswith(tuple(f"{n}." for n in sources._TOLD))

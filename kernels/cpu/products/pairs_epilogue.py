@@ -93,7 +93,7 @@ class PairsEpilogue:
         return None if third is None else replace(self, third=third)
 
     def rounded(self, scale: float, zero: float, to: str) -> PairsEpilogue | None:
-        """Return the epilogue that makes bytes of a scale and a zero, and numbers less it of them."""
+        """Return the epilogue that makes bytes of scale and zero, and numbers less it of them."""
         whole = self.second is None
         part = (self.first if whole else self.third).affine(1 / scale, 0.0)
         if part is None:
