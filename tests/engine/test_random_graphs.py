@@ -9,6 +9,7 @@ import pytest
 from helpers.graph_runs import bounds, failure, shrink
 from helpers.random_graphs import Sample, draw
 
+from soapstone.engine.lower.verify import check_graph
 from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
@@ -64,6 +65,7 @@ def test_what_fails_is_made_smaller() -> None:
 
 def test_a_seed_is_a_graph() -> None:
     assert str(draw(3)) == str(draw(3)) != str(draw(4))
+    check_graph(draw(9710033).graph)  # with an input that was drawn for an operator that was not
 
 
 @pytest.mark.parametrize(

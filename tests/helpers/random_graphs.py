@@ -275,5 +275,6 @@ def closed(sample: Sample) -> Sample:
     graph = sample.graph.pruned()
     read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
     roles = {name: role for name, role in graph.roles.items() if name in read}
-    graph = replace(graph, roles=roles)
+    tensors = {n: each for n, each in graph.tensors.items() if n in roles or n in graph.producers}
+    graph = replace(graph, roles=roles, tensors=tensors)
     return Sample(sample.seed, graph, {name: sample.values[name] for name in roles})
