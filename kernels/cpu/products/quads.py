@@ -30,7 +30,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, sequence
+from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import i32p, stack, u8p
 from soapstone.native.memory import aligned_array
 from soapstone.native.promises import held
@@ -52,54 +52,65 @@ _QUADS = Fields(
 _quads_of = _QUADS.at
 
 
-@native("body")
-def _quads(block: Any, begin: int, end: int) -> int:
-    w = _quads_of(block)
-    sums = stack(1536)  # (ROWS, PANEL) of 32 bits
-    zero = np.int64(u8p(w.zero)[0]) ^ w.flip
-    if w.wide:
-        zero = np.int64(i32p(w.zero)[0]) + w.flip
-    size = w.depth * PANEL
-    for item in range(begin * w.items // w.parts, end * w.items // w.parts):
-        share, rest = item % w.shares, item // w.shares
-        image, number = rest // w.blocks, rest % w.blocks
-        first = number * w.rows // w.blocks
-        count = (number + 1) * w.rows // w.blocks - first
-        tiles = (count + ROWS - 1) // ROWS
-        pace = (4 * PANEL + tiles - 1) // tiles
-        last = (share + 1) * w.panels // w.shares - 1
-        for panel in range(share * w.panels // w.shares, last + 1):
-            column = panel * PANEL
-            weights, later = w.weights + panel * size, w.weights + min(panel + 1, last) * size
-            for tile in range(tiles):
-                row = first + tile * count // tiles
-                several = first + (tile + 1) * count // tiles - row
-                products(
-                    several,
-                    w.x + image * w.x_image + row * w.line,
-                    w.line,
-                    w.depth,
-                    w.flip,
-                    weights,
-                    w.totals + column * 4,
-                    zero,
-                    sums,
-                    later + tile * (size // tiles),
-                    pace,
-                )
-                finish(
-                    several,
-                    sums,
-                    w.scale + column * 4,
-                    w.bias + column * 4,
-                    w.numbers,
-                    w.how,
-                    w.added + image * w.added_image + row * w.added_along + column * w.added_size,
-                    w.added_along,
-                    w.y + image * w.y_image + row * w.along + column * w.y_size,
-                    w.along,
-                )
-    return 0
+def _over_items() -> Native:
+    """Return the loop over items, where the processor has the instructions of `products`."""
+
+    @native("body")
+    def quads(block: Any, begin: int, end: int) -> int:
+        w = _quads_of(block)
+        sums = stack(1536)  # (ROWS, PANEL) of 32 bits
+        zero = np.int64(u8p(w.zero)[0]) ^ w.flip
+        if w.wide:
+            zero = np.int64(i32p(w.zero)[0]) + w.flip
+        size = w.depth * PANEL
+        for item in range(begin * w.items // w.parts, end * w.items // w.parts):
+            share, rest = item % w.shares, item // w.shares
+            image, number = rest // w.blocks, rest % w.blocks
+            first = number * w.rows // w.blocks
+            count = (number + 1) * w.rows // w.blocks - first
+            tiles = (count + ROWS - 1) // ROWS
+            pace = (4 * PANEL + tiles - 1) // tiles
+            last = (share + 1) * w.panels // w.shares - 1
+            for panel in range(share * w.panels // w.shares, last + 1):
+                column = panel * PANEL
+                weights, later = w.weights + panel * size, w.weights + min(panel + 1, last) * size
+                for tile in range(tiles):
+                    row = first + tile * count // tiles
+                    several = first + (tile + 1) * count // tiles - row
+                    products(
+                        several,
+                        w.x + image * w.x_image + row * w.line,
+                        w.line,
+                        w.depth,
+                        w.flip,
+                        weights,
+                        w.totals + column * 4,
+                        zero,
+                        sums,
+                        later + tile * (size // tiles),
+                        pace,
+                    )
+                    finish(
+                        several,
+                        sums,
+                        w.scale + column * 4,
+                        w.bias + column * 4,
+                        w.numbers,
+                        w.how,
+                        w.added
+                        + image * w.added_image
+                        + row * w.added_along
+                        + column * w.added_size,
+                        w.added_along,
+                        w.y + image * w.y_image + row * w.along + column * w.y_size,
+                        w.along,
+                    )
+        return 0
+
+    return quads
+
+
+_LOOP = _over_items() if has_quads() else None
 
 
 def _weights(w: Array) -> Array:
@@ -159,7 +170,7 @@ def _bound(
     numbers, reach = _numbers(end), 0 if added is None else along(added)
     made = "rounded" if end.third.rounds else y.dtype.name
     vectors = [held(v) if 3 + n in call.constants else v for n, v in enumerate(given)]
-    if numbers is None or reach is None or any(v.strides != (4,) for v in vectors):
+    if _LOOP is None or numbers is None or reach is None or any(v.strides != (4,) for v in vectors):
         return None
     if along(x) is None:
         dense = channels_last(x)
@@ -203,7 +214,7 @@ def _bound(
         added_along=reach,
         added_size=0 if added is None else added.itemsize,
     )
-    entries.append(parallel_for(_quads, block, min(items, threads), threads))
+    entries.append(parallel_for(_LOOP, block, min(items, threads), threads))
     if result is not y:
         entries.append(copy(y, result, call.threads))
     return sequence(entries)
@@ -275,5 +286,7 @@ def _expected(call: Call) -> float:
     return 0.9 if x.size >= 24 * w.shape[w.ndim > 2] and "sse4a" in features() else 1.1
 
 
-_runs = has_quads() and onednn.available() and onednn.multiplies_bytes()  # which pools bytes, too
+_runs = (
+    _LOOP is not None and onednn.available() and onednn.multiplies_bytes()
+)  # which pools bytes, too
 variant((*_BINDS, "with_epilogue"), "quads", expected=_expected, promises=True, runs=_runs)(quads)
