@@ -95,10 +95,16 @@ def ship(level: str, within: Path = PACKAGED, progress: Progress | None = None) 
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    # What LLVM thinks of old processors that clock down for vectors of 512 bits is left out.
-    settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
-    _compile(None, progress, str(folder), settings)
+    _compile(None, progress, str(folder), settings_of(level))
     return folder
+
+
+def settings_of(level: str) -> dict[str, str]:
+    """Return Numba's settings for machine code of a level."""
+    name, *more = level.split("+")
+    # What LLVM thinks of old processors that clock down for vectors of 512 bits is left out.
+    told = ",".join(["-prefer-256-bit", *(f"+{each}" for each in more)])
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": told}
 
 
 def _compile(

@@ -28,7 +28,12 @@ from soapstone.locks import Lock
 SUFFIX = ".o"
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
+LEVELS = {  # by what each needs, best first; what LLVM's name of one does not say follows it
+    "x86-64-v4+avx512vnni": (*_V3, *_V4, "avx512vnni"),
+    "x86-64-v4": _V3 + _V4,
+    "x86-64-v3": _V3,
+    "x86-64": (),
+}
 _linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")
 _places, _sources = Late("soapstone.cache.places"), Late("soapstone.cache.sources")
 LOADED: dict[int, tuple[str, str]] = {}  # by address: the file, and the symbol

@@ -117,7 +117,8 @@ def compile_(
     level: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a package instead: x86-64, x86-64-v3 or x86-64-v4; may be repeated."
+            help="For a package instead: x86-64, x86-64-v3, x86-64-v4 or x86-64-v4+avx512vnni;"
+            " may be repeated."
         ),
     ] = None,
     folder: Annotated[

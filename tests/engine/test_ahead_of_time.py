@@ -13,7 +13,7 @@ import pytest
 
 from soapstone.cache.objects import LEVELS, features, held
 from soapstone.engine import ahead_of_time
-from soapstone.engine.ahead_of_time import kernels, ship
+from soapstone.engine.ahead_of_time import kernels, settings_of, ship
 from soapstone.kernels.cpu.reduction.reduce import MONOIDS, reducing
 from soapstone.kernels.cpu.substrate.runs import LOOPS, POWERS, SUM
 
@@ -34,13 +34,14 @@ def test_an_unknown_level_is_refused() -> None:
         ship("x86-64-v9")
 
 
-@pytest.mark.parametrize(("level", "vectors"), list(zip(LEVELS, (32, 8, 4))))
+@pytest.mark.parametrize(("level", "vectors"), list(zip(LEVELS, (32, 32, 8, 4), strict=True)))
 def test_blocks_of_a_level_fit_its_registers(
     level: str, vectors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NUMBA_CPU_NAME", level)
-    monkeypatch.delenv("NUMBA_CPU_FEATURES", raising=False)
+    for name, value in settings_of(level).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert features() == frozenset(LEVELS[level])
     assert held.__wrapped__() == vectors
 
 
@@ -61,7 +62,10 @@ def test_kernels_use_what_settings_of_numba_ask_for(
     assert features() == frozenset(has)
 
 
-_MODULES = ("soapstone.kernels.cpu.products.nbits", "soapstone.native.lanes")
+_MODULES = (
+    *(f"soapstone.kernels.cpu.products.{name}" for name in ("nbits", "quads")),
+    "soapstone.native.lanes",
+)
 _PACKAGE = f"""
 import sys
 from pathlib import Path
@@ -86,9 +90,8 @@ def test_a_reduction_has_the_loops_of_its_monoid_alone() -> None:
 @pytest.mark.parametrize("level", [*LEVELS, "generic"])
 def test_kernels_use_what_their_level_has(level: str, tmp_path: Path) -> None:
     """LLVM aborts on instructions that it is asked for and the level lacks."""
-    settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
     command = [sys.executable, "-c", _PACKAGE, str(tmp_path)]
-    environment = {**os.environ, **settings}
+    environment = {**os.environ, **settings_of(level)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-400:]
     assert int(done.stdout) == len(list(tmp_path.iterdir())) > 0
