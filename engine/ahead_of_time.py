@@ -61,7 +61,7 @@ def kernels() -> list[Native]:
     kept += map(reducing, MONOIDS)
     places = {each: each.function.__module__ for each in (*MADE, *kept)}
     apart = () if teams.supported() else (openmp.__name__, teams.__name__)
-    mine = [at for at, of in places.items() if of.startswith("soapstone.") and of not in apart]
+    mine = [at for at, of in places.items() if of.startswith(_PACKAGES) and of not in apart]
     return sorted(mine, key=lambda each: (each.function.__module__, each.function.__qualname__))
 
 

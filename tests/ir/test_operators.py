@@ -179,7 +179,8 @@ LARGER = {
         "winograd4",
         "grouped",
         "onednn_product",
-    },  # test_onednn_products
+        "quads",
+    },  # test_onednn_products, test_byte_products
 }
 if not WIDE:  # oneDNN's classic product is its first choice there, and no variant of its own
     for _name in ("linear_grad_input", "with_epilogue"):
