@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.onednn import library as onednn
-from soapstone.kernels.cpu.products.pairs_epilogue import PairsEpilogue, pairs_epilogue
+from soapstone.kernels.cpu.products.byte_epilogue import PRODUCTS, ByteEpilogue, product_epilogue
 from soapstone.kernels.cpu.products.pairs_lanes import (
     KINDS,
     ROWS,
@@ -31,7 +30,6 @@ from soapstone.kernels.cpu.substrate.layout import (
     channels_last,
     flattened,
     lifted,
-    overlaps,
     rows,
 )
 from soapstone.kernels.entry import Array, Call, Entry
@@ -221,7 +219,7 @@ class _Problem:
         return ones and self.x.shape[2:] == self.y.shape[2:] and not any(self.low)
 
 
-def _bound(p: _Problem, call: Call, weights: Array, end: PairsEpilogue) -> Entry | None:
+def _bound(p: _Problem, call: Call, weights: Array, end: ByteEpilogue) -> Entry | None:
     """Return the entry of a product; weights: as `_weights` packs them."""
     _, _, zero, *vectors = call.inputs
     x, y, entries = p.x, p.y, list[Entry | None]()
@@ -298,7 +296,7 @@ def _bound(p: _Problem, call: Call, weights: Array, end: PairsEpilogue) -> Entry
     return sequence(entries)
 
 
-def _conv(call: Call, end: PairsEpilogue) -> Entry | None:
+def _conv(call: Call, end: ByteEpilogue) -> Entry | None:
     """Return the entry of a convolution of one group."""
     (x, w, *_), (y,), at = call.inputs, call.outputs, call.attributes
     filters, channels, *window = w.shape
@@ -318,7 +316,7 @@ def _conv(call: Call, end: PairsEpilogue) -> Entry | None:
     return _bound(p, call, packed(w, ("pairs",), make), end)
 
 
-def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
+def _linear(call: Call, end: ByteEpilogue) -> Entry | None:
     """Return the entry of x's rows times w: of an image whose positions are rows."""
     (x, w, *_), (y,) = call.inputs, call.outputs
     zero = call.attributes.get("w_zero", 0)
@@ -340,31 +338,19 @@ def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
     return sequence([*entries, _bound(p, call, weights, end)])
 
 
-_BINDS = dict.fromkeys(("quantized_conv1d", "quantized_conv2d", "quantized_conv3d"), _conv)
-_BINDS["quantized_linear"] = _linear
-
-
 def pairs(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
-    first = call.inner
-    end = PairsEpilogue() if first is call else pairs_epilogue(call)
+    first, end = call.inner, product_epilogue(call, KINDS)
     if end is None or end.third.rounds:
         return None
-    bind, (y,) = _BINDS.get(first.operator), first.outputs
-    if bind is None or 1 not in first.constants:
-        return None
-    x, w, zero, *vectors = first.inputs
-    kinds = zero.dtype == np.int32 or zero.dtype == x.dtype, y.dtype.name in KINDS
-    if x.dtype.name not in BYTES or w.dtype != np.int8 or not all(kinds) or overlaps(y):
-        return None
-    if any(vector.dtype != np.float32 for vector in vectors):
-        return None
-    if y.size == 0:
+    if first.outputs[0].size == 0:
         return noop()
-    return None if 0 in (x.size, w.size) else bind(first, end)
+    if 0 in (first.inputs[0].size, first.inputs[1].size):
+        return None
+    return (_linear if first.operator == "quantized_linear" else _conv)(first, end)
 
 
 # Without oneDNN nothing pools bytes. Of several groups sums are short, and fill no vectors: those
 # stay in float32.
 _runs = has_pairs() and onednn.available() and not onednn.multiplies_bytes()
-variant((*_BINDS, "with_epilogue"), "pairs", expected=0.9, promises=True, runs=_runs)(pairs)
+variant((*PRODUCTS, "with_epilogue"), "pairs", expected=0.9, promises=True, runs=_runs)(pairs)

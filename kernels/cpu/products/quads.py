@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.environment import features
-from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.onednn import library as onednn
-from soapstone.kernels.cpu.products.pairs_epilogue import PairsEpilogue, Part, pairs_epilogue
+from soapstone.kernels.cpu.products.byte_epilogue import (
+    PRODUCTS,
+    ByteEpilogue,
+    Part,
+    product_epilogue,
+)
 from soapstone.kernels.cpu.products.quads_lanes import (
     PANEL,
     RESULTS,
@@ -25,7 +29,7 @@ from soapstone.kernels.cpu.products.quads_lanes import (
     has_quads,
     products,
 )
-from soapstone.kernels.cpu.substrate.layout import along, channels_last, lifted, overlaps, rows
+from soapstone.kernels.cpu.substrate.layout import along, channels_last, lifted, rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
@@ -136,7 +140,7 @@ def _cut(images: int, count: int, panels: int, depth: int, threads: int) -> tupl
     return blocks, threads
 
 
-def _numbers(end: PairsEpilogue) -> Array | None:
+def _numbers(end: ByteEpilogue) -> Array | None:
     """Return `quads_lanes.NUMBERS`, or None where an epilogue is more than these hold."""
     first, second, third = end.first, end.second or Part(), end.third
     rise, start, last = first.rise, first.start, first if end.second is None else third
@@ -158,7 +162,7 @@ def _bound(
     y: Array,
     weights: Array,
     columns: int,
-    end: PairsEpilogue,
+    end: ByteEpilogue,
     added: Array | None,
 ) -> Entry | None:
     """Return the entry of a product of images (n, c, d, h, w); weights: as `_weights` packs them.
@@ -220,7 +224,7 @@ def _bound(
     return sequence(entries)
 
 
-def _conv(call: Call, end: PairsEpilogue) -> Entry | None:
+def _conv(call: Call, end: ByteEpilogue) -> Entry | None:
     """Return the entry of a convolution by windows of one position, in one group."""
     (x, w, *_), (y,), at = call.inputs, call.outputs, call.attributes
     filters, depth, *window = w.shape
@@ -242,7 +246,7 @@ def _image(array: Array) -> Array | None:
     return None if matrix is None else matrix.T[None, :, None, None]
 
 
-def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
+def _linear(call: Call, end: ByteEpilogue) -> Entry | None:
     """Return the entry of x's rows times w."""
     (x, w, *_), (y,) = call.inputs, call.outputs
     x_image, y_image = _image(x), _image(y)
@@ -255,29 +259,19 @@ def _linear(call: Call, end: PairsEpilogue) -> Entry | None:
     return _bound(call, x_image, y_image, weights, w.shape[1], end, added)
 
 
-_BINDS = dict.fromkeys(("quantized_conv1d", "quantized_conv2d", "quantized_conv3d"), _conv)
-_BINDS["quantized_linear"] = _linear
-
-
 def quads(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
-    first = call.inner
-    end = PairsEpilogue() if first is call else pairs_epilogue(call)
-    bind, (y,) = _BINDS.get(first.operator), first.outputs
-    if end is None or bind is None or 1 not in first.constants:
+    first, end = call.inner, product_epilogue(call, RESULTS)
+    if end is None:
         return None
-    x, w, zero, *vectors = first.inputs
-    kinds = zero.dtype == np.int32 or zero.dtype == x.dtype, y.dtype.name in RESULTS
-    if x.dtype.name not in BYTES or w.dtype != np.int8 or not all(kinds) or overlaps(y):
-        return None
-    if any(vector.dtype != np.float32 for vector in vectors):
-        return None
-    if y.size == 0:
+    if first.outputs[0].size == 0:
         return noop()
-    columns, depth = w.shape[:2] if bind is _conv else w.shape[::-1]
+    x, w, *_ = first.inputs
+    linear = first.operator == "quantized_linear"
+    columns, depth = w.shape[::-1] if linear else w.shape[:2]
     if columns % PANEL or depth % 4 or 0 in (x.size, w.size):
         return None
-    return bind(first, end)
+    return (_linear if linear else _conv)(first, end)
 
 
 def _expected(call: Call) -> float:
@@ -286,7 +280,6 @@ def _expected(call: Call) -> float:
     return 0.9 if x.size >= 24 * w.shape[w.ndim > 2] and "sse4a" in features() else 1.1
 
 
-_runs = (
-    _LOOP is not None and onednn.available() and onednn.multiplies_bytes()
-)  # which pools bytes, too
-variant((*_BINDS, "with_epilogue"), "quads", expected=_expected, promises=True, runs=_runs)(quads)
+# Without oneDNN nothing pools bytes.
+_runs = _LOOP is not None and onednn.available() and onednn.multiplies_bytes()
+variant((*PRODUCTS, "with_epilogue"), "quads", expected=_expected, promises=True, runs=_runs)(quads)

@@ -1,16 +1,21 @@
-"""What `pairs` does to sums before it writes them: the steps of an epilogue that it holds."""
+"""What `pairs` and `quads` do to sums of bytes before they write them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.products.pairs_lanes import KINDS, NUMBERS
+from soapstone.kernels.cpu.substrate.layout import overlaps
 from soapstone.kernels.entry import Array, Call
 from soapstone.native.arrays import strided
 from soapstone.records import dataclass
+
+PRODUCTS = ("quantized_conv1d", "quantized_conv2d", "quantized_conv3d", "quantized_linear")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PairsEpilogue:
+class ByteEpilogue:
     """What is done to a real result; see `pairs_lanes.NUMBERS`.
 
     second: before what is added, and `third` after it; None where the first part is all. last:
@@ -76,7 +81,7 @@ class PairsEpilogue:
             return 0
         return 1 + KINDS["none" if self.added is None else self.added.dtype.name]
 
-    def affine(self, rise: float, start: float) -> PairsEpilogue | None:
+    def affine(self, rise: float, start: float) -> ByteEpilogue | None:
         """Return the epilogue with a multiplication and an addition after it, or None."""
         if self.second is None:
             made = self.first.affine(rise, start)
@@ -92,7 +97,7 @@ class PairsEpilogue:
         third = self.third.affine(rise, start)
         return None if third is None else replace(self, third=third)
 
-    def rounded(self, scale: float, zero: float, to: str) -> PairsEpilogue | None:
+    def rounded(self, scale: float, zero: float, to: str) -> ByteEpilogue | None:
         """Return the epilogue that makes bytes of scale and zero, and numbers less it of them."""
         whole = self.second is None
         part = (self.first if whole else self.third).affine(1 / scale, 0.0)
@@ -102,7 +107,7 @@ class PairsEpilogue:
         part = replace(part, rounds=True)
         return replace(self, first=part) if whole else replace(self, third=part)
 
-    def within(self, low: float, high: float) -> PairsEpilogue:
+    def within(self, low: float, high: float) -> ByteEpilogue:
         """Return the epilogue that keeps within these bounds too."""
         if self.second is None:
             return replace(self, first=self.first.within(low, high))
@@ -110,7 +115,7 @@ class PairsEpilogue:
             return replace(self, last=(self.last or Part()).within(low, high))
         return replace(self, third=self.third.within(low, high))
 
-    def add(self, array: Array, scale: float, zero: float) -> PairsEpilogue | None:
+    def add(self, array: Array, scale: float, zero: float) -> ByteEpilogue | None:
         """Return the epilogue that adds (array - zero) * scale, or None: it adds one array at most.
 
         v + (q - zero) scale = (v / scale + q) scale - zero scale
@@ -133,11 +138,11 @@ def _spread(array: Array, shape: tuple[int, ...]) -> Array | None:
     return strided(array, shape, tuple(steps))
 
 
-def pairs_epilogue(call: Call) -> PairsEpilogue | None:
+def _epilogue(call: Call) -> ByteEpilogue | None:
     """Return what the steps of an epilogue do to a result, or None where none holds it."""
     arity, program = call.attributes["arity"], call.attributes["program"]
     y, operands = call.outputs[0], call.inputs[arity:]
-    made, result = PairsEpilogue(), 0
+    made, result = ByteEpilogue(), 0
     real: dict[int, tuple[Array, float, float]] = {
         number: (array, 1.0, 0.0)
         for number, array in enumerate(operands, 1)
@@ -152,7 +157,7 @@ def pairs_epilogue(call: Call) -> PairsEpilogue | None:
 
     for index, (name, numbers, items) in enumerate(program):
         at, own = dict(items), len(operands) + index + 1
-        after: PairsEpilogue | None = None
+        after: ByteEpilogue | None = None
         if name in ("quantize", "dequantize"):
             scale, zero = map(known, numbers[1:])
             if scale is None or zero is None or not 0 < scale < math.inf:
@@ -190,3 +195,21 @@ def pairs_epilogue(call: Call) -> PairsEpilogue | None:
         made, result = after, own
     whole = y.dtype.kind in "iu"  # which only a last rounding makes
     return made if whole == (bool(program) and program[-1][0] == "quantize") else None
+
+
+def product_epilogue(call: Call, results: Container[str]) -> ByteEpilogue | None:
+    """Return what follows a product of bytes with constant weights, or None for any other call.
+
+    results: the types of elements that may be written.
+    """
+    first = call.inner
+    end = ByteEpilogue() if first is call else _epilogue(call)
+    if end is None or first.operator not in PRODUCTS or 1 not in first.constants:
+        return None
+    (x, w, zero, *vectors), (y,) = first.inputs, first.outputs
+    served = (
+        x.dtype.name in BYTES and w.dtype == np.int8 and zero.dtype in (np.int32, x.dtype),
+        y.dtype.name in results and not overlaps(y),
+        all(vector.dtype == np.float32 for vector in vectors),
+    )
+    return end if all(served) else None
