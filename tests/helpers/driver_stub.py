@@ -26,9 +26,10 @@ def with_driver(
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
             raise ImportError("no driver library and no C compiler to build a stub of it") from None
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-w", "-O2"]
+        exact = ["-march=native", "-frounding-math", "-fwrapv"]  # as kernels are executed
         library = str(folder / "libcuda.so.1")
-        subprocess.run([compiler, *options, "-o", library, str(source)], check=True)
+        subprocess.run([compiler, *options, *exact, "-o", library, str(source), "-lm"], check=True)
         paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
         found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
     return found

@@ -25,7 +25,7 @@
 typedef unsigned long long u64;
 typedef unsigned u32;
 enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT, INVALID_HANDLE = 400,
-       NOT_FOUND = 500, NOT_READY = 600, PEERS_ALREADY = 704, PEERS_NOT = 705, CAPTURE_UNSUPPORTED = 900, INVALIDATED,
+       NOT_FOUND = 500, NOT_READY = 600, PEERS_ALREADY = 704, PEERS_NOT = 705, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, INVALIDATED,
        UNMATCHED = 903, UNJOINED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD, UNKNOWN = 999 };
 enum { DEVICES = 2, PAGE = 4096, MOST_PARAMETERS = 1024 };
 static const u64 MEMORY = 2ull << 30, WINDOW = 1ull << 42, PINNED_WINDOW = 1ull << 38;
@@ -47,10 +47,15 @@ enum { CONTEXTS, CONTEXTS_GIVEN, STREAMS, STREAMS_GIVEN, EVENTS, EVENTS_GIVEN, G
 static u64 counts[COUNTS];
 const u64 *dry_counts(void) { return counts; }
 static int ones; /* whether memory is full of ones in place of zeros: flags that no kernel sets are set so */
+static int went_wrong; /* what a kernel did that was executed: the error of whoever waits next */
+static int told(void) { int code = went_wrong; went_wrong = OK; return code; }
+static int races; /* whether accesses of kernels are compared with those before */
+static long counting; /* of each launch, how many blocks are executed, and counted; 0: all are executed, none is counted */
 static int readable; /* whether the host reads and writes a GPU's memory */
 void dry_ones(int on) { ones = on; }
 __attribute__((constructor)) static void in_environment(void) {
-  ones = getenv("DRY_ONES") != NULL, readable = getenv("DRY_OPEN") != NULL;
+  ones = getenv("DRY_ONES") != NULL, readable = getenv("DRY_OPEN") != NULL, races = getenv("DRY_RACES") != NULL;
+  counting = getenv("DRY_COUNT") ? atol(getenv("DRY_COUNT")) : 0;
 }
 const char *dry_said(void) { return said ? said : ""; }
 /* One call can be made to fail, without an effect: the nth from now on of those that may, which are all but
@@ -67,12 +72,14 @@ static int failing(const char *call) {
 }
 #define CALL TURN; NEED(failing(__func__))
 
+static char last[600];
 static int wrong(int code, const char *text, ...) {
   char line[600];
   va_list arguments;
   va_start(arguments, text);
   int n = vsnprintf(line, sizeof line - 1, text, arguments);
   va_end(arguments);
+  strcpy(last, line);
   n = n < (int)sizeof line - 2 ? n : (int)sizeof line - 2;
   line[n++] = '\n';
   said = realloc(said, said_bytes + n + 1);
@@ -91,11 +98,11 @@ typedef struct { int *nodes; int count; } Tails;
 struct Stream { u32 magic; int context, blocking; Op *ops; long count, done; Capture *capture; Tails tails; };
 typedef struct { u32 magic; int device, retained, peers[DEVICES]; Stream legacy; u64 used; } Context;
 typedef struct { u32 magic, flags; int context, recorded; Point at; Capture *capture; Tails tails; double ms; } Event;
-typedef struct { char *name; u32 magic, registers, shared; int count, offsets[MOST_PARAMETERS], sizes[MOST_PARAMETERS]; } Kernel;
+typedef struct { char *name, *ptx; struct Code *code; u32 magic, registers, shared; int count, offsets[MOST_PARAMETERS], sizes[MOST_PARAMETERS]; } Kernel;
 typedef struct { u32 magic; Kernel **kernels; int count; } Library;
-typedef struct { u64 base, size; int pinned, alive, context; char *contents; } Block;
+typedef struct { u64 base, size; int pinned, alive, context; char *contents; struct Trace *traces; } Block;
 struct Op { enum { COPY, SET, LAUNCH, RECORD, NOTHING, RUN } kind; u64 to, from, bytes; int value; Point *after; int afters;
-            Kernel *kernel; Span *spans; int given; u64 *words; Event *event; struct Graph *graph; int context; };
+            Kernel *kernel; u32 shape[7]; Span *spans; int given; u64 *words; Event *event; struct Graph *graph; int context; };
 typedef struct Graph { u32 magic; Op *ops; Tails *before; int count; Tails last; } Graph;
 struct Capture { int alive, invalid, mode; pthread_t thread; Stream *origin, **streams; int joined; Graph *graph; };
 enum { A_STREAM = 0x5712ea00, AN_EVENT = 0xe7e27000, A_GRAPH = 0x62a90000, AN_EXEC, A_KERNEL = 0x4e20e100, A_LIBRARY };
@@ -156,6 +163,7 @@ static int reach(const char *call, u64 address, u64 bytes, int context, char **f
 /* Work: put on streams, done when waited for. */
 static void run(Stream *s, long upto);
 static void walk(Op *op);
+static void execute(Op *op);
 static void perform(Op *op) {
   char *to, *from;
   int kind;
@@ -167,7 +175,7 @@ static void perform(Op *op) {
     if (!reach("a memset", op->to, op->bytes, op->context, &to, &kind)) memset(to, op->value | ones, op->bytes);
   } else if (op->kind == LAUNCH) {
     for (int i = 0; i < op->given; i++) if (reach(op->kernel->name, op->spans[i].address, op->spans[i].bytes, op->context, &to, &kind)) return;
-    walk(op);
+    op->kernel->ptx ? execute(op) : walk(op);
   } else if (op->kind == RECORD) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -289,7 +297,7 @@ int cuCtxSynchronize(void) {
   NEED(here("cuCtxSynchronize"));
   NEED(outside("cuCtxSynchronize"));
   run_all(stack[depth - 1]);
-  return OK;
+  return told();
 }
 int cuCtxEnablePeerAccess(Context *peer, u32 flags) {
   CALL;
@@ -303,7 +311,7 @@ static int allocate(u64 *next, size_t bytes, int pinned, u64 *found) {
   Context *c = current();
   if (!pinned && c->used + bytes > MEMORY) return OUT_OF_MEMORY;
   u64 whole = (bytes + PAGE - 1) / PAGE * PAGE;
-  Block b = {*next, bytes, pinned, 1, stack[depth - 1], NULL};
+  Block b = {*next, bytes, pinned, 1, stack[depth - 1], NULL, NULL};
   if (pinned || readable) {
     if (mprotect((void *)b.base, whole, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
     b.contents = (char *)b.base;
@@ -325,6 +333,7 @@ static int give_back(const char *call, u64 address, int pinned) {
   if (!b->alive) return wrong(INVALID_VALUE, "%s: %#llx was given back before", call, address);
   run_all(-1); /* a driver waits too */
   b->alive = 0;
+  free(b->traces), b->traces = NULL;
   if (!pinned) contexts[b->context].used -= b->size;
   if (b->contents != (char *)b->base) free(b->contents);
   else mprotect((void *)b->base, (b->size + PAGE - 1) / PAGE * PAGE, PROT_NONE), madvise((void *)b->base, b->size, MADV_DONTNEED);
@@ -353,7 +362,7 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, u32 flags) {
   for (int i = 0; i < block_count; i++)
     if (blocks[i].alive && first < blocks[i].base + blocks[i].size && blocks[i].base < first + bytes)
       return wrong(INVALID_VALUE, "cuMemHostRegister: some of %p is page-locked already", memory);
-  APPEND(blocks, block_count, ((Block){first, bytes, 1, 1, stack[depth - 1], memory}));
+  APPEND(blocks, block_count, ((Block){first, bytes, 1, 1, stack[depth - 1], memory, NULL}));
   counts[PINNED]++;
   return OK;
 }
@@ -383,7 +392,7 @@ static int copy(const char *call, u64 to, u64 from, size_t bytes, Stream *on, in
   counts[COPIES]++, counts[SYNCHRONOUS] += waits;
   NEED(enqueue(s, (Op){.kind = COPY, .to = to, .from = from, .bytes = bytes}));
   if (waits) run(s, s->count);
-  return OK;
+  return waits ? told() : OK;
 }
 int cuMemcpyHtoD_v2(u64 to, u64 from, size_t n) { CALL; return copy("cuMemcpyHtoD", to, from, n, NULL, 1); }
 int cuMemcpyDtoH_v2(u64 to, u64 from, size_t n) { CALL; return copy("cuMemcpyDtoH", to, from, n, NULL, 1); }
@@ -430,7 +439,7 @@ int cuStreamSynchronize(Stream *given) {
   if (s->capture) { s->capture->invalid = 1; return wrong(CAPTURE_UNSUPPORTED, "cuStreamSynchronize: a stream that is captured"); }
   if (s == &current()->legacy) enqueue(s, (Op){.kind = NOTHING});
   run(s, s->count);
-  return OK;
+  return told();
 }
 int cuStreamGetCtx(Stream *given, Context **found) {
   CALL;
@@ -479,7 +488,7 @@ int cuEventSynchronize(Event *e) {
   CALL;
   NEED(outside_event("cuEventSynchronize", e));
   if (e->recorded) run(e->at.stream, e->at.position);
-  return OK;
+  return told();
 }
 int cuEventQuery(Event *e) {
   CALL;
@@ -531,6 +540,7 @@ int cuStreamWaitEvent(Stream *given, Event *e, u32 flags) {
 
 #include "libcuda_dry_graphs.h"
 #include "libcuda_dry_code.h"
+#include "libcuda_dry_ptx.h"
 int cuLaunchKernel(Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, Stream *on, void **given, void **extra) {
   CALL;
   Stream *s;
@@ -539,7 +549,7 @@ int cuLaunchKernel(Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u3
   if (!gx || !gy || !gz || !bx || !by || !bz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bz > 64 || (u64)bx * by * bz > 1024)
     return wrong(INVALID_VALUE, "%s: grid %u %u %u of blocks of %u %u %u", k->name, gx, gy, gz, bx, by, bz);
   if (shared + k->shared > 48 << 10) return wrong(INVALID_VALUE, "%s: %u bytes of shared memory", k->name, shared + k->shared);
-  Op op = {.kind = LAUNCH, .kernel = k};
+  Op op = {.kind = LAUNCH, .kernel = k, .shape = {gx, gy, gz, bx, by, bz, shared}};
   spans(k, given, &op);
   for (int i = 0; i < op.given; i++) {
     char *at;
@@ -555,7 +565,7 @@ int cuLaunchKernelEx(const Configuration *c, Kernel *k, void **given, void **ext
 }
 
 int cuGetErrorName(int code, const char **text) { *text = "error"; return OK; }
-int cuGetErrorString(int code, const char **text) { *text = "see dry_said"; return OK; }
+int cuGetErrorString(int code, const char **text) { *text = code == LAUNCH_FAILED ? last : "see dry_said"; return OK; }
 int cuGetProcAddress_v2(const char *name, void **function, int version, u64 flags, int *status) {
   static void *own;
   if (!own) own = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);

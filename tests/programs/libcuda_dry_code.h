@@ -4,13 +4,18 @@ static int parse(const char *code, Library *library) {
   if (memcmp(code, ELFMAG, SELFMAG)) return wrong(INVALID_IMAGE, "cuLibraryLoadData: no machine code");
   const Elf64_Shdr *all = (const void *)(code + head->e_shoff);
   const char *names = code + all[head->e_shstrndx].sh_offset;
+  u64 end = head->e_shoff + head->e_shnum * sizeof *all, segments = head->e_phoff + head->e_phnum * head->e_phentsize;
+  end = end > segments ? end : segments;
+  for (int i = 0; i < head->e_shnum; i++)
+    if (all[i].sh_type != SHT_NOBITS && all[i].sh_offset + all[i].sh_size > end) end = all[i].sh_offset + all[i].sh_size;
   for (int i = 0; i < head->e_shnum; i++) {
     const char *name = names + all[i].sh_name;
     if (strncmp(name, ".nv.info.", 9)) continue;
     Kernel *k = calloc(1, sizeof *k);
     k->magic = A_KERNEL, k->name = strdup(name + 9);
-    const unsigned char *at = (const void *)(code + all[i].sh_offset), *end = at + all[i].sh_size;
-    while (at < end) {
+    if (!strncmp(code + end, "//PTX", 5)) k->ptx = strdup(code + end);
+    const unsigned char *at = (const void *)(code + all[i].sh_offset), *last = at + all[i].sh_size;
+    while (at < last) {
       u32 format = at[0], attribute = at[1], bytes = at[2] | at[3] << 8;
       at += 4;
       if (format == 4 && attribute == 0x17) { /* a parameter: which, where, how large */

@@ -165,9 +165,10 @@ def view(array: DeviceArray) -> View:
     """Return a device array as kernels see it.
 
     Raises:
-        Declined: a stride is negative, or no multiple of an element's bytes; it is no device array.
+        Declined: a stride is negative, or no multiple of an element's bytes; it is no device array,
+            or of elements that kernels do not know.
     """
-    if not is_device_array(array):
+    if not is_device_array(array) or array.dtype.name not in TYPES:
         raise Declined
     itemsize = array.dtype.itemsize
     shape = tuple(int(extent) for extent in array.shape)
