@@ -180,7 +180,7 @@ class Device:
         """
         if self.gpu is None or libraries_installed():
             return self.rate(dtype)
-        return self.rate(dtype, "staged" if dtype in HALVES else "product")
+        return self.rate(dtype, "staged" if dtype in HALVES else "product_large")
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON-ready data."""

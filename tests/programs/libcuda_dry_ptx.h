@@ -374,7 +374,7 @@ static char *place(Run *x, Warp *w, const Instruction *at, int space, int lane, 
     if (address & SHARED_WINDOW) space = SHARED, address -= SHARED_WINDOW;
     else if (address & LOCAL_WINDOW) space = LOCAL, address -= LOCAL_WINDOW;
   }
-  if (address % bytes) { stop(x, lane, at, "%s %d bytes at %#llx, which is no multiple", does, bytes, address); return NULL; }
+  if (!(bytes & (bytes - 1)) && address % bytes) { stop(x, lane, at, "%s %d bytes at %#llx, which is no multiple", does, bytes, address); return NULL; }
   if (space == SHARED) {
     if (address + bytes <= x->shared) {
       char *there = x->memory + address;

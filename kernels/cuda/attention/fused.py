@@ -30,6 +30,7 @@ from soapstone.kernels.cuda.substrate.element import parameters
 from soapstone.kernels.cuda.substrate.folds import lane_folds
 from soapstone.kernels.cuda.substrate.target import SIMULATED, Kernel, built
 from soapstone.kernels.cuda.substrate.tensor_cores import MULTIPLIED, serves
+from soapstone.kernels.cuda.substrate.vectors import VECTORS
 from soapstone.kernels.entry import Call, Declined
 from soapstone.kernels.registry import arrange, variant
 
@@ -216,7 +217,8 @@ def _of_row(n: str, row: str) -> list[str]:
 
 @cache
 def _compiled(name: str, source: str, lanes: int) -> Kernel:
-    return built(name, source, **BRANCHES, **lane_folds(lanes), **MULTIPLIED, **COPYING)
+    values = {**BRANCHES, **lane_folds(lanes), **MULTIPLIED, **COPYING, **VECTORS}
+    return built(name, source, **values)
 
 
 def _launch(

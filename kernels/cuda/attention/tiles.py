@@ -24,9 +24,17 @@ from soapstone.kernels.cuda.substrate.copying import (
     exchanged,
 )
 from soapstone.kernels.cuda.substrate.folds import COMBINE
-from soapstone.kernels.cuda.substrate.target import FUNCTIONS, SIMULATED, WARP, device, float32
+from soapstone.kernels.cuda.substrate.target import (
+    FUNCTIONS,
+    SIMULATED,
+    TYPES,
+    WARP,
+    device,
+    float32,
+)
 from soapstone.kernels.cuda.substrate.tensor_cores import SCRATCH as HELD
 
+uint64 = TYPES["uint64"]
 MOST_SHARED = 48 * 1024  # bytes of a block that are declared in its kernel
 STEP = 16  # rows, or elements, of a step of tensor cores
 WARPS, WIDE = ((1,), (STEP,)) if SIMULATED else ((4, 2), (64, 32, 16))  # of tiles, the best first
@@ -38,12 +46,12 @@ def _chosen(condition: Any, one: Any, other: Any) -> Any:
 
 
 def _read(x: Any, at: Any, inside: Any) -> Any:
-    return float32(x[at]) if inside else float32(0)
+    return float32(x[uint64(at)]) if inside else float32(0)  # not looked for a sign
 
 
 def _write(x: Any, at: Any, value: Any, inside: Any) -> None:
     if inside:
-        x[at] = value
+        x[uint64(at)] = value
 
 
 # What would branch in a kernel: Numba takes many seconds for one of hundreds of branches.
@@ -102,15 +110,14 @@ class Registers:
     def __init__(self, own: Sequence[Rows], other: Sequence[Rows]) -> None:
         self.by = Sums("float32")
         self.high, self.wide, self.threads = self.by.high, self.by.wide, THREADS
-        self.lanes = self.by.MANY[1]
-        self.rows = [f"row + {i}" for i in range(self.by.EACH)]
+        self.lanes, self.rows = self.by.shape.across, self.by.rows
         self.copied = frozenset[str]()
         self.parts = {each.name: -(-each.width // self.wide) for each in (*own, *other)}
 
     def elements(self, name: str) -> list[Element]:
         """Return a thread's elements of scores."""
-        each = range(self.by.EACH)
-        return [Element(f"{name}{i}_{j}", i, f"column + {j}") for i in each for j in each]
+        each = range(self.by.shape.each)
+        return [Element(f"{name}{i}_{j}", i, self.by.columns[j]) for i in each for j in each]
 
     def sums(self, name: str, width: int) -> list[Element]:
         """Return a thread's elements of what is mixed of rows of a width."""
@@ -123,10 +130,10 @@ class Registers:
     def start(self) -> list[str]:
         """Return the statements before all others."""
         by = self.by
-        weights = by.wide * (by.high + 1)
+        weights = by.wide * by.pitch("w")
         rooms = (("a", by.words("a")), ("b", by.words("b")), ("w", weights))
         return [
-            *(f"tile_{name} = cuda.shared.array({words}, float32)" for name, words in rooms),
+            *(f"tile_{name} = cuda.shared.array({words}, float32, 16)" for name, words in rooms),
             *by.head,
         ]
 

@@ -46,9 +46,11 @@ class Staged:
         rows: of a and b, see `rows_of`.
 
     Attributes:
-        kernel: its name. high, wide: of tiles, along m and n. sums: names of a thread's.
+        kernel: its name. high, wide, depth: of tiles, along m, n and k. sums: names of a thread's.
         steps: from row to row of a and b.
     """
+
+    depth = DEPTH
 
     def __init__(
         self, dtype: str, many: tuple[int, int], rows: Mapping[str, tuple[bool, int]]
@@ -135,7 +137,7 @@ class Staged:
 
     def loop(self) -> list[str]:
         """Return the statements that add all products to the sums."""
-        lines = ["reading = 0", "first_k = 0", "while first_k < k_count:"]
+        lines = ["reading = 0", "while first_k < k_count:"]
         body = [f"waited{STAGES - 2}()", "cuda.syncthreads()", *self._copies()]
         for k in range(0, DEPTH, 16):
             for i in range(self.many[0]):

@@ -11,27 +11,78 @@ rows are copied in pieces, tiles are loaded ahead (`staged.py`).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
 from soapstone.kernels.cuda.elementwise.pointwise import Writer
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
-from soapstone.kernels.cuda.products.operands import Axes, Operand, side_by_side
-from soapstone.kernels.cuda.products.staged import LARGE, SMALL, Staged, rows_of
-from soapstone.kernels.cuda.substrate.arrays import reinterpreted
+from soapstone.kernels.cuda.products.operands import Axes, Operand, side_by_side, step
+from soapstone.kernels.cuda.products.staged import (
+    LARGE as STAGED,
+    SMALL as STAGED_SMALL,
+    Staged,
+    rows_of,
+)
+from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, scratch
 from soapstone.kernels.cuda.substrate.copying import COPYING
+from soapstone.kernels.cuda.substrate.grid import flat_launch
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built, processors
 from soapstone.kernels.cuda.substrate.tensor_cores import MULTIPLIED, SCRATCH, serves
+from soapstone.kernels.cuda.substrate.vectors import VECTORS, WIDTHS, load
 
 THREADS = WARP if SIMULATED else 256  # of a block
+TOGETHER = 2 if SIMULATED else 4  # neighbouring words of a tile that a thread reads at once
+PART = 32 if SIMULATED else 512  # terms at least of a part of a sum that has blocks of its own
+
+
+_MANY = 1 << 20  # more than a tile has along any axis
+OWN = (("a", "m"), ("b", "n"))  # operands, and the axes that each has beside those of k
+
+
+class Shape(NamedTuple):
+    """How a block's threads share its tile of c.
+
+    Attributes:
+        kernel: the kernel's name. down, across: threads along m and n. each: rows and columns of
+            one, a multiple of `TOGETHER`.
+    """
+
+    kernel: str
+    down: int
+    across: int
+    each: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.down * self.each, self.across * self.each
+
+
+SMALL = Shape("product", 4, 8, 2) if SIMULATED else Shape("product", 16, 16, 4)
+LARGE = SMALL._replace(kernel="product_large", each=2 * SMALL.each)
+FEW_ROWS = Shape("product_few", 2, 16, 2) if SIMULATED else Shape("product_few", 4, 64, 4)
+# And for each the rate at which it multiplies, relative to the best.
+SHAPES = {
+    FEW_ROWS: 0.6,
+    SMALL: 0.7,
+    LARGE: 1.0,
+    LARGE._replace(down=LARGE.down // 2, across=LARGE.across * 2): 1.0,
+    LARGE._replace(down=LARGE.down * 2, across=LARGE.across // 2): 1.0,
+}
+SHAPES = {shape: rate for shape, rate in SHAPES.items() if max(shape.tile) <= THREADS}
 
 
 class Sums:
-    """How a block multiplies its tiles: each thread has `EACH` rows and columns of c.
+    """How a block multiplies its tiles: each thread has some rows and columns of c.
+
+    A thread's rows, and its columns, lie `TOGETHER` side by side, such pieces `down` and `across`
+    of them apart: so neighbouring threads read neighbouring pieces.
 
     Attributes:
         high, wide, depth: of tiles, along m, n and k. together: elements along k that are one word
@@ -39,43 +90,73 @@ class Sums:
         kernel: its name. head, body: statements before all tiles, and for each of them.
     """
 
-    MANY = (4, 8) if SIMULATED else (16, 16)  # threads along m and n
-    EACH = 2 if SIMULATED else 4
-    depth, together, kernel = 16, 1, "product"
+    depth, together = 16, 1
 
-    def __init__(self, kind: str) -> None:
-        each, (down, across) = self.EACH, self.MANY
-        self.high, self.wide, self.word = down * each, across * each, kind
-        names = [(f"c{i}_{j}", i, j) for i in range(each) for j in range(each)]
-        self.sums = [(name, f"row + {i}", f"column + {j}") for name, i, j in names]
-        self.head = [f"row = thread // {across} * {each}", f"column = thread % {across} * {each}"]
-        self.body = self.steps("c")
+    def __init__(self, kind: str, shape: Shape = SMALL) -> None:
+        self.shape, self.kernel, self.word = shape, shape.kernel, kind
+        self.high, self.wide = shape.tile
+        self.rows = [f"row + {self._away(i, shape.down)}" for i in range(shape.each)]
+        self.columns = [f"column + {self._away(j, shape.across)}" for j in range(shape.each)]
+        self.sums = [
+            (f"c{i}_{j}", row, column)
+            for i, row in enumerate(self.rows)
+            for j, column in enumerate(self.columns)
+        ]
+        self.head = [
+            f"row = thread // {shape.across} * {TOGETHER}",
+            f"column = thread % {shape.across} * {TOGETHER}",
+        ]
+        self.body = self.steps("c", together=16 // shape.each)
 
-    def steps(self, to: str, a: str = "a", first: str = "") -> list[str]:
+    @staticmethod
+    def _away(number: int, threads: int) -> int:
+        return number // TOGETHER * TOGETHER * threads + number % TOGETHER
+
+    def steps(self, to: str, a: str = "a", first: str = "", together: int = 1) -> list[str]:
         """Return the statements that add the products of a pair of tiles to sums.
 
         to: what the sums' names begin with. a: the tile of rows. first: text of what is added to k
-            there.
+            there. together: steps along k that are one turn of a loop.
         """
-        lines, each = [f"for k in range({self.depth}):"], range(self.EACH)
-        lines += [f"    a{i} = {self.slot(a, f'{first}k', f'row + {i}')}" for i in each]
-        lines += [f"    b{j} = {self.slot('b', 'k', f'column + {j}')}" for j in each]
-        for i in each:
-            for j in each:
+        lines = [f"for k in range(0, {self.depth}, {together}):"]
+        for further in range(together):
+            k = f"k + {further}"
+            body = self._read("a", a, first + k, self.rows) + self._read("b", "b", k, self.columns)
+            for i, j in itertools.product(range(self.shape.each), repeat=2):
                 name = f"{to}{i}_{j}"
                 made = f"{name} + a{i} * b{j}"  # of integers Numba would make sums of 64 bits
                 made = made if self.word[0] == "f" else f"{self.word}({made})"
-                lines.append(f"    {name} = {made}")
+                body.append(f"{name} = {made}")
+            lines += ["    " + line for line in body]
         return lines
+
+    def _read(self, name: str, tile: str, k: str, places: Sequence[str]) -> list[str]:
+        """Return the statements that read a thread's rows or columns of a tile."""
+        if TOGETHER not in WIDTHS:
+            return [f"{name}{n} = {self.slot(tile, k, at)}" for n, at in enumerate(places)]
+        return [
+            load(
+                [f"{name}{n + m}" for m in range(TOGETHER)], f"tile_{tile}", self.index(tile, k, at)
+            )
+            for n, at in enumerate(places)
+            if n % TOGETHER == 0
+        ]
+
+    def pitch(self, name: str) -> int:
+        """Return the words from one k to the next in a tile; those of columns are b's."""
+        return (self.wide if name == "b" else self.high) + TOGETHER
 
     def words(self, name: str) -> int:
         """Return the words of a tile, in memory."""
-        return self.depth * ((self.high if name == "a" else self.wide) + 1)
+        return self.depth * self.pitch(name)
+
+    def index(self, name: str, k: str, at: str) -> str:
+        """Return the text of a word's index in a tile."""
+        return f"({k}) * {self.pitch(name)} + {at}"
 
     def slot(self, name: str, k: str, at: str) -> str:
-        """Return the text of a word of a tile; those of columns are b's."""
-        length = (self.wide if name == "b" else self.high) + 1
-        return f"tile_{name}[uint64(({k}) * {length} + {at})]"  # which is not looked for a sign
+        """Return the text of a word of a tile."""
+        return f"tile_{name}[uint64({self.index(name, k, at)})]"  # which is not looked for a sign
 
 
 class Fragments(Sums):
@@ -85,7 +166,7 @@ class Fragments(Sums):
     warp read from different banks.
     """
 
-    MANY = (1, 1) if SIMULATED else (4, 2)  # warps along m and n
+    MANY, EACH = ((1, 1), 2) if SIMULATED else ((4, 2), 4)  # warps along m and n; columns by 8
     depth, together, word, kernel = 32, 2, "uint32", "fragments"
 
     def __init__(self, dtype: str) -> None:
@@ -118,16 +199,16 @@ class Fragments(Sums):
         """Return the words of a tile, in memory."""
         return (self.high if name == "a" else self.wide) * (self.depth // 2 + 4)
 
-    def slot(self, name: str, k: str, at: str) -> str:
-        """Return the text of a word of a tile."""
-        return f"tile_{name}[uint64(({at}) * {self.depth // 2 + 4} + {k})]"
+    def index(self, name: str, k: str, at: str) -> str:
+        """Return the text of a word's index in a tile."""
+        return f"({at}) * {self.depth // 2 + 4} + {k}"
 
 
 @cache
 def compiled(source: str) -> Kernel:
     """Return the kernel of a source text, which begins with its name."""
     name = source[len("def ") : source.index("(")]
-    return built(name, source, **INTEGERS, **MULTIPLIED, **COPYING)
+    return built(name, source, **INTEGERS, **MULTIPLIED, **COPYING, **VECTORS)
 
 
 def indices(number: str, axes: Axes, indent: str) -> list[str]:
@@ -160,7 +241,7 @@ def _place(operand: Operand, name: str) -> tuple[str, list[str], str]:
         else:
             tests.append(f"{at} >= 0 and {at} < {window.size}")
             terms.append(f"{at} * {window.stride}")
-    return " + ".join(terms), before, " and ".join(tests)
+    return f"uint64({' + '.join(terms)})", before, " and ".join(tests)  # not looked for a sign
 
 
 def product(
@@ -185,7 +266,10 @@ def product(
         return DeviceEntry(())
     kind = kind or wide(a.view.dtype)
     halves = kind == "float32" and a.view.dtype == b.view.dtype and serves(a.view.dtype)
-    by: Sums | Staged = Sums(kind)
+    if not (halves and counts["k"]) and counts["n"] <= FEW_ROWS.tile[0] < counts["m"]:
+        a, b, axes = b, a, {**axes, "m": axes["n"], "n": axes["m"]}  # a transpose of few rows
+        counts |= {"m": counts["n"], "n": counts["m"]}
+    by: Sums | Staged = Sums(kind, _shape(counts))
     if halves and counts["k"]:
         by = staged(a, b, axes, counts) or Fragments(a.view.dtype)
     if not isinstance(by, Sums) or by.together > 1:  # tiles have the bits of elements
@@ -197,13 +281,23 @@ def product(
         # One without elements is never read.
         span = c.view.span if operand.view.span is None else operand.view.span
         arguments += [span, operand.view.offset]
-        for axis, step in operand.strides.items():
-            if step:
-                parameters.append(f"s_{name}_{axis}")
-                arguments.append(step)
+        steps = {axis: stride for axis, stride in operand.strides.items() if stride}
+        parameters += [f"s_{name}_{axis}" for axis in steps]
+        arguments += steps.values()
+    plain = {}
     if isinstance(by, Staged):
         parameters += [f"row_{name}" for name in "ab"]
         arguments += [by.steps[name] for name in "ab"]
+    else:
+        plain = {name: _steps(operands[name], axes[across], axes["k"]) for name, across in OWN}
+        for name, found in plain.items():
+            if found is not None:
+                parameters += [f"across_{name}", f"deep_{name}"]
+                arguments += found
+    tiles = _tiles_of(counts, by.high, by.wide)
+    splits = max(1, min(-(-processors() // tiles), counts["k"] // PART))
+    each = -(-counts["k"] // splits // by.depth) * by.depth  # of a part's terms
+    splits = -(-counts["k"] // each) if splits > 1 else 1
     lines = [
         f"def {by.kernel}(m_count, n_count, k_count, {', '.join(parameters)}):",
         "    thread = cuda.threadIdx.x",
@@ -213,12 +307,27 @@ def product(
         f"    first_m = tile // tiles_n % tiles_m * {by.high}",
         f"    first_n = tile % tiles_n * {by.wide}",
         "    batch = tile // tiles_n // tiles_m",
-        *indices("batch", axes["b"], "    "),
+        "    first_k = 0",
     ]
+    if splits > 1:
+        lines += [
+            f"    part = batch // {counts['b']}",
+            f"    batch -= part * {counts['b']}",
+            f"    first_k = part * {each}",
+            f"    k_count = min(k_count, first_k + {each})",
+        ]
+    lines += indices("batch", axes["b"], "    ")
 
     def stored(total: str, indent: str) -> list[str]:
-        return _stored(Value(total, kind), operands, axes, writer, indent)
+        if splits == 1:
+            return _stored(Value(total, kind), operands, axes, writer, indent)
+        return [f"{indent}parts[(({row}) * m_count + m_at) * n_count + n_at] = {total}"]
 
+    row, launches = f"part * {counts['b']} + batch", []
+    if splits > 1:
+        parts = scratch(splits * counts["b"] * counts["m"] * counts["n"], kind, c.view.span)
+        lines[0] = lines[0].replace("(", "(parts, ", 1)
+        launches.append(_together(parts, splits, counts, operands, axes, writer, kind))
     if isinstance(by, Staged):
         for name in "ab":
             terms = [
@@ -227,20 +336,79 @@ def product(
                 if operands[name].strides.get(axis)
             ]
             lines.append(f"    o_{name} = o_{name}{''.join(terms)}")
-        lines += ["    next_k = 0", *("    " + line for line in by.start())]
+        lines += ["    next_k = first_k", *("    " + line for line in by.start())]
         lines += [f"    {name} = {kind}(0)" for name in by.sums]
         lines += ["    " + line for line in (*by.loop(), *by.store(stored("total", "")))]
     else:
         lines += _tiles(by)
         lines += [f"    {name} = {kind}(0)" for name, _, _ in by.sums]
-        lines += _loop(by, operands, axes)
-        for name, row, column in by.sums:
-            lines += [f"    m_at = first_m + {row}", f"    n_at = first_n + {column}"]
+        lines += _loop(by, operands, axes, {name for name, found in plain.items() if found})
+        for name, row_at, column_at in by.sums:
+            lines += [f"    m_at = first_m + {row_at}", f"    n_at = first_n + {column_at}"]
             lines += ["    if m_at < m_count and n_at < n_count:", *stored(name, " " * 8)]
-    grid = (-(-counts["n"] // by.wide) * -(-counts["m"] // by.high) * counts["b"],)
     kernel = compiled("\n".join(lines))
-    launch = (counts["m"], counts["n"], counts["k"], *arguments)
-    return DeviceEntry((Launch(kernel, grid, (THREADS,), launch),))
+    given = (counts["m"], counts["n"], counts["k"], *arguments)
+    given = (parts.span, *given) if splits > 1 else given
+    return DeviceEntry((Launch(kernel, (tiles * splits,), (THREADS,), given), *launches))
+
+
+def _steps(operand: Operand, across: Axes, deep: Axes) -> tuple[int, int] | None:
+    """Return an operand's steps across k and along it, or None where it has several or windows."""
+    steps = step(operand, across), step(operand, deep)
+    return None if operand.windows or None in steps else steps
+
+
+def _tiles_of(counts: Mapping[str, int], high: int, wide_: int) -> int:
+    return counts["b"] * -(-counts["m"] // high) * -(-counts["n"] // wide_)
+
+
+def _shape(counts: Mapping[str, int]) -> Shape:
+    """Return how threads share tiles: with the least time for all of them, or for their parts,
+    which occupy all multiprocessors if there are enough."""
+
+    def time(shape: Shape) -> float:
+        tiles, (high, wide_) = _tiles_of(counts, *shape.tile), shape.tile
+        idle = processors() / (tiles * max(1, counts["k"] // PART))
+        return tiles * high * wide_ / SHAPES[shape] * max(1, idle)
+
+    return min(SHAPES, key=time)
+
+
+def _together(
+    parts: View,
+    splits: int,
+    counts: Mapping[str, int],
+    operands: Mapping[str, Operand],
+    axes: Mapping[str, Axes],
+    writer: Writer | None,
+    kind: str,
+) -> Launch:
+    """Return the launch that adds the parts of sums, in order, and stores what is made of them."""
+    parameters, arguments = [], []
+    for name, operand in operands.items():
+        if name in "ab":
+            continue
+        span = parts.span if operand.view.span is None else operand.view.span
+        steps = {axis: stride for axis, stride in operand.strides.items() if stride}
+        parameters += [name, f"o_{name}", *(f"s_{name}_{axis}" for axis in steps)]
+        arguments += [span, operand.view.offset, *steps.values()]
+    size = counts["b"] * counts["m"] * counts["n"]
+    lines = [
+        f"def sums(parts, splits, items, m_count, n_count, {', '.join(parameters)}):",
+        "    item = cuda.grid(1)",
+        "    while item < items:",
+        f"        total = {kind}(0)",
+        "        for part in range(splits):",
+        f"            total = {kind}(total + parts[part * items + item])",
+        "        n_at, row = item % n_count, item // n_count",
+        "        m_at, batch = row % m_count, row // m_count",
+        *indices("batch", axes["b"], " " * 8),
+        *_stored(Value("total", kind), operands, axes, writer, " " * 8),
+        "        item += cuda.gridsize(1)",
+    ]
+    grid, threads = flat_launch(size)
+    given = (parts.span, splits, size, counts["m"], counts["n"], *arguments)
+    return Launch(compiled("\n".join(lines)), (grid,), (threads,), given)
 
 
 def staged(
@@ -251,47 +419,92 @@ def staged(
     known = {name: found for name, found in rows.items() if found is not None}
     if len(known) < 2:
         return None
-    large = Staged(a.view.dtype, LARGE, known)
-    tiles = counts["b"] * -(-counts["m"] // large.high) * -(-counts["n"] // large.wide)
-    return large if tiles >= processors() else Staged(a.view.dtype, SMALL, known)
+    large = Staged(a.view.dtype, STAGED, known)
+    tiles = _tiles_of(counts, large.high, large.wide)
+    return large if tiles >= processors() else Staged(a.view.dtype, STAGED_SMALL, known)
 
 
 def _tiles(by: Sums) -> list[str]:
     """Return the statements that make room for a pair of tiles."""
     return [
-        f"    tile_a = cuda.shared.array({by.words('a')}, {by.word})",
-        f"    tile_b = cuda.shared.array({by.words('b')}, {by.word})",
+        f"    tile_a = cuda.shared.array({by.words('a')}, {by.word}, 16)",
+        f"    tile_b = cuda.shared.array({by.words('b')}, {by.word}, 16)",
         *("    " + line for line in by.head),
     ]
 
 
-def _loop(by: Sums, operands: Mapping[str, Operand], axes: Mapping[str, Axes]) -> list[str]:
-    """Return the statements that add all products to the sums, a pair of tiles after the other."""
-    lines = ["    first_k = 0", "    while first_k < k_count:"]
-    inner, deeper = " " * 8, " " * 12
-    for name, across, size in (("a", "m", by.high), ("b", "n", by.wide)):
-        operand, words = operands[name], by.depth // by.together
-        deep = side_by_side(operand, axes["k"]) <= side_by_side(operand, axes[across])
-        place, before, test = _place(operand, name)
-        for load in range(-(-words * size // THREADS)):
-            number = f"(thread + {load * THREADS})" if load else "thread"
-            k_at, at = f"{number} // {size}", f"{number} % {size}"
-            if deep:  # neighbouring threads have neighbouring k
-                k_at, at = f"{number} % {words}", f"{number} // {words}"
-            lines += [f"{inner}kk = {k_at}", f"{inner}mm = {at}"]
-            lines += [f"{inner}at = first_{across} + mm", f"{inner}word = {by.word}(0)"]
-            for n in range(by.together):
-                lines += [f"{inner}k_at = first_k + kk * {by.together} + {n}"]
-                lines += [f"{inner}if k_at < k_count and at < {across}_count:"]
-                lines += indices("k_at", axes["k"], deeper)
-                lines += indices("at", axes[across], deeper)
-                lines += [deeper + line for line in before]
-                read = f"{by.word}({name}[{place}])"
-                read = f"word = {by.word}(word | {read} << {16 * n})" if n else f"word = {read}"
-                lines += [f"{deeper}if {test}:", f"{deeper}    {read}"] if test else [deeper + read]
-            lines += [f"{inner}{by.slot(name, 'kk', 'mm')} = word"]
-    lines += ["        cuda.syncthreads()", *(inner + line for line in by.body)]
-    return [*lines, "        cuda.syncthreads()", f"        first_k += {by.depth}"]
+def _loop(
+    by: Sums, operands: Mapping[str, Operand], axes: Mapping[str, Axes], plain: Set[str]
+) -> list[str]:
+    """Return the statements that add all products to the sums, a pair of tiles after the other.
+
+    plain: operands with one step across k and one along it.
+    """
+    parts = [_loads(by, *own, operands[own[0]], axes, own[0] in plain) for own in OWN]
+    before, reads, writes, after = ([x for part in parts for x in part[n]] for n in range(4))
+    body = [*reads, *writes, "cuda.syncthreads()", *by.body, "cuda.syncthreads()"]
+    lines = [*before, "while first_k < k_count:"]
+    lines += ["    " + line for line in (*body, f"first_k += {by.depth}", *after)]
+    return ["    " + line for line in lines]
+
+
+def _loads(
+    by: Sums, name: str, across: str, operand: Operand, axes: Mapping[str, Axes], plain: bool
+) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return the statements that fill an operand's tile: those before all tiles, that read words,
+    that write them to the tile, and after each.
+
+    All words that a thread reads have one place along k, or one across it, so the indices of that
+    are made once.
+    """
+    size, words = by.high if name == "a" else by.wide, by.depth // by.together
+    deep = side_by_side(operand, axes["k"]) <= side_by_side(operand, axes[across])
+    length = words if deep else size  # of what neighbouring threads read side by side
+    apart, turns = THREADS // length, range(-(-words * size // THREADS))
+    kk, mm = ("near", "far") if deep else ("far", "near")
+    k_first = f"first_k + {kk}_{name} * {by.together}"
+    before = [
+        f"near_{name}, far_{name} = thread % {length}, thread // {length}",
+        f"base_{name} = first_{across} + {mm}_{name}",
+        f"room_{name} = int32(min({across}_count - base_{name}, {_MANY}))",
+    ]
+    if plain:
+        steps = [f"at_{x} * s_{name}_{x}" for x, _ in axes["b"] if operand.strides.get(x)]
+        steps += [f"base_{name} * across_{name}", f"({k_first}) * deep_{name}"]
+        jump = f"across_{name}" if deep else f"{by.together} * deep_{name}"
+        before += [f"from_{name} = {' + '.join([f'o_{name}', *steps])}"]
+        before += [f"jump_{name} = {apart} * {jump}"]
+    elif not deep:
+        before += indices(f"base_{name}", axes[across], "")
+    reads = [f"word_{name}{turn} = {by.word}(0)" for turn in turns]
+    reads += [f"left_{name} = int32(min(k_count - ({k_first}), {_MANY}))"]
+    place, windows, test = _place(operand, name)
+    for n in range(by.together):
+        if plain:
+            reads += [f"at = from_{name} + {n} * deep_{name}"]
+            place, windows, test = "uint64(at)", [], ""
+        elif deep:
+            reads += [f"k_at = {k_first} + {n}", *indices("k_at", axes["k"], "")]
+        for turn in turns:
+            further, terms = turn * apart, 0 if deep else turn * apart * by.together
+            reads += [f"if left_{name} > {terms + n} and room_{name} > {further if deep else 0}:"]
+            inner = list(windows)
+            if not plain and deep:
+                inner = [f"at = base_{name} + {further}", *indices("at", axes[across], ""), *inner]
+            elif not plain:
+                k_at = f"k_at = {k_first} + {terms + n}"
+                inner = [k_at, *indices("k_at", axes["k"], ""), *inner]
+            word, read = f"word_{name}{turn}", f"{by.word}({name}[{place}])"
+            read = f"{word} = " + (f"{by.word}({word} | {read} << {16 * n})" if n else read)
+            inner += [f"if {test}:", f"    {read}"] if test else [read]
+            reads += ["    " + line for line in inner]
+            reads += [f"at += jump_{name}"] if plain and turn < turns[-1] else []
+    writes = []
+    for turn in turns:
+        far = f"far_{name} + {turn * apart}"
+        at = (f"near_{name}", far) if deep else (far, f"near_{name}")
+        writes += [f"{by.slot(name, *at)} = word_{name}{turn}"]
+    return before, reads, writes, [f"from_{name} += {by.depth} * deep_{name}"] if plain else []
 
 
 def _stored(

@@ -1,9 +1,11 @@
 # ruff: noqa: E402
-"""Products of halves whose tiles are copied ahead, on rows that end within a piece of eight.
+"""Products by each shape of a block's tile, in parts, and by tiles that are copied ahead.
 
-    python tests/programs/cuda_staged.py     # in Numba's simulator
+    python tests/programs/cuda_products.py             # in Numba's simulator
+    python tests/programs/cuda_products.py --device    # on a GPU
 
-Prints a line of JSON for each layout of operands: the kernel, and how far its result is off.
+Prints a line of JSON for each layout of operands: type, extents, the kernel and the shape of its
+tile, into how many parts sums are cut, and how far the result is off.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import sys
 import warnings
 from pathlib import Path
 
-os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+DEVICE = "--device" in sys.argv
+if not DEVICE:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.setswitchinterval(1e-4)  # the simulator polls its threads
 warnings.simplefilter("ignore")
@@ -28,9 +32,25 @@ from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
-# Rows, columns, terms; whether a and b are transposes of what lies in rows.
+# Rows, columns, terms; whether a and b are transposes of what lies in rows. Rows of halves end
+# within a piece of eight.
 FORMS = ((40, 20, 37, False, False), (33, 17, 64, True, False), (9, 33, 70, False, True))
 FORMS += ((31, 16, 35, True, True), (5, 3, 2, False, True))
+# Of single precision: few rows, few columns, large tiles, wide and tall ones, and in parts.
+LARGER = ((3, 50, 70, False, False), (50, 3, 70, True, False), (20, 36, 9, False, True))
+LARGER += ((7, 70, 5, True, True), (70, 14, 6, False, False), (16, 32, 90, False, False))
+if DEVICE:
+    FORMS += ((1800, 1300, 70, False, False),)
+    LARGER = (
+        (9, 20000, 50, False, True),
+        (20000, 9, 50, False, False),
+        (2000, 1000, 33, True, True),
+    )
+    LARGER += (
+        (50, 40000, 17, False, False),
+        (40000, 50, 17, True, False),
+        (90, 70, 2600, True, True),
+    )
 
 
 def matrix(rows: int, columns: int, dtype: str, transposed: bool) -> Array:
@@ -47,8 +67,8 @@ def matrix(rows: int, columns: int, dtype: str, transposed: bool) -> Array:
 def main() -> None:
     """Multiply in all forms and types."""
     (tiled,) = [each for each in variants("matmul", "cuda") if each.name == "tiled"]
-    for dtype in HALVES:
-        for m, n, k, *transposed in FORMS:
+    for dtype in (*HALVES, "float32"):
+        for m, n, k, *transposed in (*FORMS, *(LARGER if dtype == "float32" else ())):
             a, b = matrix(m, k, dtype, transposed[0]), matrix(k, n, dtype, transposed[1])
             y = np.zeros((m, n), a.dtype)
             inputs, made = (There(a), There(b)), There(y)
@@ -60,7 +80,9 @@ def main() -> None:
             made.back()
             wanted = a.astype(np.float32) @ b.astype(np.float32)
             off = float(np.abs(y.astype(np.float32) - wanted).max() / np.abs(wanted).max())
-            print(json.dumps([dtype, m, n, k, entry.launches[0].kernel.name, off]), flush=True)
+            first, *more = entry.launches
+            parts = more[0].arguments[1] if more else 1
+            print(json.dumps([dtype, (m, n, k), first.kernel.name, parts, off]), flush=True)
 
 
 if __name__ == "__main__":
