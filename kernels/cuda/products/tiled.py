@@ -38,7 +38,7 @@ from soapstone.kernels.cuda.substrate.vectors import VECTORS, WIDTHS, load
 
 THREADS = WARP if SIMULATED else 256  # of a block
 TOGETHER = 2 if SIMULATED else 4  # neighbouring words of a tile that a thread reads at once
-PART = 32 if SIMULATED else 512  # terms at least of a part of a sum that has blocks of its own
+PART = 32 if SIMULATED else 128  # terms at least of a part of a sum that has blocks of its own
 
 
 _MANY = 1 << 20  # more than a tile has along any axis
