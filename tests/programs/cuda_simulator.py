@@ -47,6 +47,8 @@ EVERY = "--every"
 CASES, POINTS = (None, math.inf) if DEVICE or EVERY in sys.argv else (5, 5000)
 HALVES = ("float16", learn("bfloat16"))
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-9}
+# Whose halves have tensor cores, or are loaded in other numbers.
+HALVED = ("matmul", "linear", "embedding_grad", "spmm", "sddmm")
 # Sizes of several blocks, and of rows that a block has to itself.
 LARGER = {
     "add": [Case(("3 70 31", "70 1")), Case(("900", "900"))],
@@ -81,7 +83,19 @@ LARGER = {
             contents={0: (-0.0, math.nan, 0.0, math.inf, -1.5, 2.0, -math.inf, -math.nan, 2.0)},
         ),
     ],
-    "gather_grad": [Case(("300 40", "int64 300 <70"), {"extent": 70})],
+    "gather_grad": [
+        Case(("300 40", "int64 300 <70"), {"extent": 70}),
+        Case(("6 40", "int64 40 <3"), {"axis": 1, "extent": 3}),
+    ],
+    "embedding_grad": [
+        Case(("2100 8", "int64 2100 <300"), {"vocabulary": 300}),
+        Case(("30 100 3", "int32 30 100 <2"), {"vocabulary": 2}),
+    ],
+    "embedding_bag_grad": [Case(("40 16", "int64 40 9 <50"), {"vocabulary": 50})],
+    "scatter_nd": [
+        Case(("3 9 8", "int64 70 2 <3", "70 8"), {"reduction": reduction})
+        for reduction in ("none", "add", "mul", "max")
+    ],
     "scatter_elements": [
         Case(("40 3", "int64 300 3 <40", "300 3"), {"reduction": "add"}),
         Case(("900", "int64 70 <900", "70")),
@@ -129,8 +143,8 @@ def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], 
         if number == 0 or number % 2:
             arrays = [place(array, "last tile") for array in item.arrays]
             yield f"{what} tile", item.attributes, arrays, expected
-        if number and not (name in ("matmul", "linear") and case in LARGER[name]):
-            continue  # other than by tensor cores halves are computed as float32 is
+        if number and not (name in HALVED and case in LARGER[name]):
+            continue  # halves are computed as float32 is
         for kind in HALVES:
             halves = [x.astype(kind) if x.dtype == np.float32 else x for x in item.arrays]
             if any(x.dtype == kind for x in halves):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from soapstone.kernels.cuda.elementwise.text import literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
+from soapstone.kernels.cuda.indexing.pieces import Reader
 from soapstone.kernels.cuda.indexing.puts import put_elements
 from soapstone.kernels.cuda.indexing.rows import OUTSIDE, checked
-from soapstone.kernels.cuda.movement.copies import copy, fill
+from soapstone.kernels.cuda.movement.copies import fill
 from soapstone.kernels.cuda.substrate.arrays import room, views
 from soapstone.kernels.cuda.substrate.element import each_element, place, read
 from soapstone.kernels.entry import Call
@@ -53,7 +56,7 @@ def embedding_bag_max_grad(call: Call) -> DeviceEntry:
     (dy, ids, table, y), (dtable,) = views(call)
     if dtable.size == 0 or ids.size == 0:
         return fill(dtable, 0)
-    kind, rows = wide(dy.dtype), table.shape[0]
+    rows = table.shape[0]
     status, statuses = checked(call, rows)
     chosen = room(dy.shape, "int64", call.outputs[0])
     body = [
@@ -69,10 +72,11 @@ def embedding_bag_max_grad(call: Call) -> DeviceEntry:
     ]
     operands = {"ids": ids, "table": table, "y": y, "ids_of": chosen}
     first = each_element(body, dy.shape, operands, status)
-    total = dtable if kind == dtable.dtype else room(dtable.shape, kind, call.outputs[0])
-    value = read("dy", dy, ["n", "at_1"])
-    row = [f"row = ids[{place('ids', ['n', 'at_1'])}]"]
-    put = put_elements(total, 0, chosen, row, value, {"dy": dy})
-    last = () if total is dtable else (copy(total, dtable),)
-    made = sequence((first, fill(total, 0), put, *last))
+    row = [f"row = ids[{place('ids', ['at_u0', 'at_u1'])}]"]
+
+    def value(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
+        return read("dy", dy, update)
+
+    put = put_elements(dtable, 0, chosen, row, value, {"dy": dy}, zero=True)
+    made = sequence((first, fill(dtable, 0), put))
     return DeviceEntry(made.launches, status, statuses)

@@ -1,92 +1,108 @@
-"""Updates put where indices say, in the order of the updates: no two threads have one element.
+"""Updates put where indices say, those of one element in order: no two threads have one element.
 
-Where an index names whole rows, a block owns consecutive rows of the target and its threads their
-columns: it looks through all indices for those rows, a chunk at a time. Where each element has an
-index of its own, a thread owns a stretch of a line, and looks through that line's indices.
+Few updates are looked through by every block, which owns rows of the target; and those of many
+short lines by every thread, which owns a stretch of a line. Others are put into the order of their
+rows (`sorting`), and folded by pieces of equally many: a row that lies inside of a piece is written
+by it, and of its first and last row a piece leaves what it has, which are folded in the same way.
+So a row of very many updates keeps no thread longer than others, and the work is that of reading
+the updates and of writing the rows that have some.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
+from soapstone.kernels.cuda.elementwise.text import wide
+from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch, sequence
+from soapstone.kernels.cuda.indexing.pieces import MADE, Put, folded
+from soapstone.kernels.cuda.movement.copies import copy
 from soapstone.kernels.cuda.products.tiled import indices
-from soapstone.kernels.cuda.substrate.arrays import View
+from soapstone.kernels.cuda.substrate.arrays import View, room
 from soapstone.kernels.cuda.substrate.element import (
     compiled,
     each_element,
     numbered,
     parameters,
     place,
+    read,
 )
 from soapstone.kernels.cuda.substrate.grid import THREADS, rounded
-from soapstone.kernels.cuda.substrate.target import processors
+from soapstone.kernels.cuda.substrate.target import SIMULATED, processors
 
-# What becomes of an element `t` that a value `v` comes to.
-_MADE = {
-    "none": "{v}",
-    "add": "{t} + {v}",
-    "mul": "{t} * {v}",
-    "max": "({t} if ({t} > {v} or {t} != {t}) else {v})",
-    "min": "({t} if ({t} < {v} or {t} != {t}) else {v})",
-}
+FEW = 8 if SIMULATED else 64  # updates that every block looks through
+_STRETCHES, _LONG = 64, 16 if SIMULATED else 4096  # of a line; updates of one
 
 
-def _combined(where: str, value: str, reduction: str) -> list[str]:
-    """Return the statements that put a value into the operand `to`, at a place."""
-    return [
-        f"spot = {where}",
-        f"added = {value}",
-        f"to[spot] = {_MADE[reduction].format(t='to[spot]', v='added')}",
-    ]
-
-
-def put_rows(
+def put(
     target: View,
-    axis: int,
-    depth: int,
+    own: Sequence[int],
     updates: Sequence[int],
     row: Sequence[str],
-    value: str,
+    value: Put,
     operands: Mapping[str, View],
     reduction: str,
     status: DeviceArray | None,
+    *,
+    zero: bool = False,
 ) -> DeviceEntry:
     """Return the entry that combines rows of a target with what comes to them.
 
     Args:
-        axis, depth: the axes of rows: `depth` of them, from `axis` on.
-        updates: the shape of the updates of each index of the axes before, in row-major order.
-        row: statements that make `row`, the row-major number of an update's row, or -1. value: what
-            comes there. In both, at_u0 and so on are the update's indices, and at_0 and so on those
-            of the target, of which `row` knows the ones before `axis`. operands: what they read, by
-            name. status: given as `status`.
+        own: the axes of rows; others are columns. updates: the shape of the indices of updates, in
+            row-major order.
+        row: statements that make `row`, the row-major number of an update's row, or -1, of its
+            indices, at_u0 and so on. value: what comes there. In it at_0 and so on are the indices
+            in the target. operands: what both read, by name, `row` of them `ids` alone.
+        status: given as `status`. zero: whether the target holds zeros, to which sums are added.
     """
-    count = math.prod(updates)
+    count, rows = math.prod(updates), math.prod(target.shape[axis] for axis in own)
     if target.size == 0 or count == 0:
         return DeviceEntry(())
-    shape = target.shape
-    rows, columns = math.prod(shape[axis : axis + depth]), math.prod(shape[axis + depth :])
-    outer = math.prod(shape[:axis])
+    given = own, updates, row, value, operands, reduction, status
+    if count <= FEW or max(count, rows) >= 2**31 - 1:
+        return _kept_wide(target, reduction, lambda to: _looked_through(to, *given))
+    return folded(target, *given, zero)
+
+
+def _kept_wide(target: View, reduction: str, made: Callable[[View], DeviceEntry]) -> DeviceEntry:
+    """Return the entry that combines into a target one by one; of halves, into a wide copy."""
+    kind = wide(target.dtype)
+    if kind == target.dtype or reduction == "none":
+        return made(target)
+    total = room(target.shape, kind, target.span)
+    return sequence((copy(target, total), made(total), copy(total, target)))
+
+
+def _looked_through(
+    target: View,
+    own: Sequence[int],
+    updates: Sequence[int],
+    row: Sequence[str],
+    value: Put,
+    operands: Mapping[str, View],
+    reduction: str,
+    status: DeviceArray | None,
+) -> DeviceEntry:
+    """Return the entry of blocks that look through all updates for their rows; see `put`."""
+    shape, count = target.shape, math.prod(updates)
+    axes = [(str(d), shape[d]) for d in own]
+    rest = [(str(d), extent) for d, extent in enumerate(shape) if d not in own]
+    rows, columns = (math.prod(extent for _, extent in some) for some in (axes, rest))
     names, values = parameters({**operands, "to": target})
     threads = rounded(max(columns, count))
-    share = -(-rows // min(rows, max(1, 8 * processors() // outer)))
-    blocks = -(-rows // share)
-    at = numbered(len(shape))
-    before = [(str(d), shape[d]) for d in range(axis)]
-    own = [(str(d), shape[d]) for d in range(axis, axis + depth)]
-    rest = [(str(d), shape[d]) for d in range(axis + depth, len(shape))]
+    share = -(-rows // min(rows, 8 * processors()))
     each = [(f"u{d}", extent) for d, extent in enumerate(updates)]
+    spot = numbered(len(shape))
+    text = value([f"at_u{d}" for d, _ in enumerate(updates)], spot, read)
+    made = MADE[reduction].format(t="to[spot]", v="added")
     more = ["status"] if status is not None else []
-    inner = " " * 24
     lines = [
-        f"def each(rows, columns, count, share, blocks, {', '.join([*names, *more])}):",
+        f"def each(rows, columns, count, share, {', '.join([*names, *more])}):",
         f"    held = cuda.shared.array({threads}, int64)",
-        "    first = cuda.blockIdx.x % blocks * share",
+        "    first = cuda.blockIdx.x * share",
         "    last = min(first + share, rows)",
         "    thread = cuda.threadIdx.x",
-        *(indices("cuda.blockIdx.x // blocks", before, "    ") if before else []),
         "    chunk = 0",
         "    while chunk < count:",
         "        n = chunk + thread",
@@ -101,19 +117,21 @@ def put_rows(
         "                if row >= first and row < last:",
         "                    n = chunk + other",
         *(indices("n", each, " " * 20) if each else []),
-        *indices("row", own, " " * 20),
+        *indices("row", axes, " " * 20),
         "                    column = thread",
         "                    while column < columns:",
-        *(indices("column", rest, inner) if rest else []),
-        *(inner + line for line in _combined(place("to", at), value, reduction)),
-        f"{inner}column += cuda.blockDim.x",
+        *(indices("column", rest, " " * 24) if rest else []),
+        f"                        spot = {place('to', spot)}",
+        f"                        added = {text}",
+        f"                        to[spot] = {made}",
+        "                        column += cuda.blockDim.x",
         "        cuda.syncthreads()",
         "        chunk += cuda.blockDim.x",
     ]
-    arguments = [rows, columns, count, share, blocks, *values]
+    arguments = [rows, columns, count, share, *values]
     arguments += [status] if status is not None else []
-    kernel = compiled("\n".join(lines))
-    return DeviceEntry((Launch(kernel, (blocks * outer,), (threads,), tuple(arguments)),))
+    launch = Launch(compiled("\n".join(lines)), (-(-rows // share),), (threads,), tuple(arguments))
+    return DeviceEntry((launch,))
 
 
 def put_elements(
@@ -121,35 +139,54 @@ def put_elements(
     axis: int,
     ids: View,
     row: Sequence[str],
-    value: str,
+    value: Put,
     operands: Mapping[str, View],
     reduction: str = "add",
     status: DeviceArray | None = None,
+    *,
+    zero: bool = False,
 ) -> DeviceEntry:
     """Return the entry that combines elements of a target with what comes to them.
 
     Args:
         axis: of the lines that indices are along. ids: of the target's rank, read as `ids`, no
             longer than it along other axes.
-        row: statements that make `row`, the element of its line that update n is for, or -1. value:
-            what comes there. In both, at_0 and so on are indices of the ids, but for axis, whose
-            index is n. operands: what they read, by name. status: given as `status`.
+        row: statements that make `row`, the element of its line that an update is for, or -1, of
+            its indices, at_u0 and so on. value: what comes there; see `put`. operands: what it
+            reads, by name. status: given as `status`. zero: see `put`.
     """
     lines = math.prod(extent for d, extent in enumerate(ids.shape) if d != axis)
     if target.size == 0 or ids.size == 0:
         return DeviceEntry(())
-    extent = target.shape[axis]
-    stretches = max(1, min(extent, 4 * THREADS * processors() // lines))
+    extent, operands, rank = target.shape[axis], {**operands, "ids": ids}, len(target.shape)
+    update, spot = [f"at_u{d}" for d in range(rank)], numbered(rank)
+    stretches = max(1, min(extent, THREADS * processors() // lines))
+    short = stretches <= _STRETCHES and ids.shape[axis] <= _LONG
+    if not (short or ids.size <= FEW):
+        whole = ["row" if d == axis else at for d, at in enumerate(update)]
+        number = "int64(0)"
+        for at, size in zip(whole, target.shape):
+            number = f"({number} * {size} + {at})"
+        found = [*row, f"row = {number} if row >= 0 and row < {extent} else int64(-1)"]
+        own = target, range(rank), ids.shape, found
+        return put(*own, value, operands, reduction, status, zero=zero)
     share = -(-extent // stretches)
-    at = numbered(len(target.shape))
-    at[axis] = "row"
+    made = MADE[reduction].format(t="to[spot]", v="added")
     body = [
+        *(f"at_u{d} = at_{d}" for d in range(rank) if d != axis),
         f"first = at_{axis} * {share}",
         f"last = min(first + {share}, {extent})",
-        f"for n in range({ids.shape[axis]}):",
+        f"for at_u{axis} in range({ids.shape[axis]}):",
         *("    " + line for line in row),
         "    if row >= first and row < last:",
-        *(" " * 8 + line for line in _combined(place("to", at), value, reduction)),
+        f"        at_{axis} = row",
+        f"        spot = {place('to', spot)}",
+        f"        added = {value(update, spot, read)}",
+        f"        to[spot] = {made}",
     ]
     shape = tuple(-(-extent // share) if d == axis else e for d, e in enumerate(ids.shape))
-    return each_element(body, shape, {**operands, "ids": ids, "to": target}, status)
+
+    def walked(to: View) -> DeviceEntry:
+        return each_element(body, shape, {**operands, "to": to}, status)
+
+    return _kept_wide(target, reduction, walked)

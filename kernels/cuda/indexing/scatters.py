@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,8 @@ from functools import partial
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, sequence
-from soapstone.kernels.cuda.indexing.puts import put_elements, put_rows
+from soapstone.kernels.cuda.indexing.pieces import Put, Reader
+from soapstone.kernels.cuda.indexing.puts import put, put_elements
 from soapstone.kernels.cuda.indexing.rows import checked, checked_axes, found, row_of
 from soapstone.kernels.cuda.movement.copies import copy, fill
 from soapstone.kernels.cuda.products.tiled import indices
@@ -18,8 +20,6 @@ from soapstone.kernels.cuda.substrate.element import each_element, numbered, pla
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
-# Of the indices of an update, and of the element it comes to, the text of what it puts there.
-Put = Callable[[Sequence[str], Sequence[str]], str]
 Where = Callable[[Call, View, Sequence[int]], "Scatter"]
 
 
@@ -30,7 +30,8 @@ class Scatter:
     Attributes:
         updates: their shape.
         status, statuses: what tells of an index outside.
-        put: (target, operands, what is put, reduction) to the entry that combines all updates.
+        put: (target, operands, what is put, reduction) to the entry that combines all updates;
+            zero: whether the target holds zeros.
         find: statements by which a thread of update at_0 and so on finds its element: `row` is
             negative where there is none, else its indices are `spot`. They read `ids`.
     """
@@ -38,7 +39,7 @@ class Scatter:
     updates: tuple[int, ...]
     status: DeviceArray | None
     statuses: Mapping[int, str]
-    put: Callable[[View, Mapping[str, View], Put, str], DeviceEntry]
+    put: Callable[..., DeviceEntry]
     find: Sequence[str] = ()
     spot: Sequence[str] = ()
 
@@ -46,24 +47,15 @@ class Scatter:
         """Return the entries in order, with the status."""
         return DeviceEntry(sequence(entries).launches, self.status, self.statuses)
 
-    def combined(
-        self, target: View, operands: Mapping[str, View], value: Put, reduction: str
+    def updated(
+        self, target: View, updates: View, reduction: str, *, zero: bool = False
     ) -> DeviceEntry:
-        """Return the entry of `put` into a target; halves that are combined are kept wide."""
-        kind = wide(target.dtype)
-        if kind == target.dtype or reduction == "none" or not target.size:
-            return self.put(target, operands, value, reduction)
-        total = room(target.shape, kind, target.span)
-        put = self.put(total, operands, value, reduction)
-        return sequence((copy(target, total), put, copy(total, target)))
-
-    def updated(self, target: View, updates: View, reduction: str) -> DeviceEntry:
         """Return the entry that combines updates with a target."""
 
-        def value(update: Sequence[str], spot: Sequence[str]) -> str:
+        def value(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
             return read("updates", updates, update)
 
-        return self.combined(target, {"updates": updates}, value, reduction)
+        return self.put(target, {"updates": updates}, value, reduction, zero=zero)
 
 
 def by_line(call: Call, ids: View, shape: Sequence[int]) -> Scatter:
@@ -75,16 +67,21 @@ def by_line(call: Call, ids: View, shape: Sequence[int]) -> Scatter:
     def row(own: Sequence[str]) -> list[str]:
         return [f"row = int64(ids[{place('ids', own)}])", *found(total, base, wraps=True)]
 
-    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
-        update, spot = numbered(len(shape)), numbered(len(shape))
-        update[axis], spot[axis] = "n", "row"
-        text = value(update, spot)
-        return put_elements(target, axis, ids, row(update), text, operands, reduction, status)
+    def put_there(
+        target: View,
+        operands: Mapping[str, View],
+        value: Put,
+        reduction: str,
+        *,
+        zero: bool = False,
+    ) -> DeviceEntry:
+        own = row([f"at_u{d}" for d, _ in enumerate(shape)])
+        return put_elements(target, axis, ids, own, value, operands, reduction, status, zero=zero)
 
     spot = numbered(len(shape))
     find = [*row(spot), f"if row >= {shape[axis]}: row = -1"]
     spot[axis] = "row"
-    return Scatter(ids.shape, status, statuses, put, find, spot)
+    return Scatter(ids.shape, status, statuses, put_there, find, spot)
 
 
 def by_slice(call: Call, ids: View, shape: Sequence[int], batch: int = 0) -> Scatter:
@@ -93,19 +90,31 @@ def by_slice(call: Call, ids: View, shape: Sequence[int], batch: int = 0) -> Sca
     extents = shape[batch : batch + depth]
     status, statuses = checked_axes(call, extents)
 
-    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
-        here = numbered(len(shape))
-        own = [*here[:batch], *(f"at_u{d}" for d in range(lead - batch))]
-        text, row = value([*own, *here[batch + depth :]], here), row_of(ids, own, extents)
-        given, each = {**operands, "ids": ids}, ids.shape[batch:-1]
-        return put_rows(target, batch, depth, each, row, text, given, reduction, status)
+    def put_there(
+        target: View,
+        operands: Mapping[str, View],
+        value: Put,
+        reduction: str,
+        *,
+        zero: bool = False,
+    ) -> DeviceEntry:
+        def seen(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
+            return value([*update, *spot[batch + depth :]], spot, read)
+
+        row = row_of(ids, [f"at_u{d}" for d in range(lead)], extents)
+        before = " + ".join(
+            f"at_u{d} * {math.prod(shape[d + 1 : batch + depth])}" for d in range(batch)
+        )
+        row += [f"if row >= 0: row = row + {before}"] if batch else []
+        given, own = {**operands, "ids": ids}, range(batch + depth)
+        return put(target, own, ids.shape[:-1], row, seen, given, reduction, status, zero=zero)
 
     updates = (*ids.shape[:-1], *shape[batch + depth :])
     here = numbered(len(updates))
     axes = [(f"r{d}", extent) for d, extent in enumerate(extents)]
     find = [*row_of(ids, here[:lead], extents), *indices("row", axes, "")]
     spot = [*here[:batch], *(f"at_{name}" for name, _ in axes), *here[lead:]]
-    return Scatter(updates, status, statuses, put, find, spot)
+    return Scatter(updates, status, statuses, put_there, find, spot)
 
 
 def by_axis(call: Call, ids: View, shape: Sequence[int], axis: int, checks: bool) -> Scatter:
@@ -116,17 +125,28 @@ def by_axis(call: Call, ids: View, shape: Sequence[int], axis: int, checks: bool
     base = call.attributes.get("base", 0)
     total = call.attributes.get("total", shape[axis])
     status, statuses = checked(call, total) if checks else (None, {})
-    own, here = [f"at_u{d}" for d, _ in enumerate(ids.shape)], numbered(len(shape))
+    own = [f"at_u{d}" for d, _ in enumerate(ids.shape)]
     row = [f"row = int64(ids[{place('ids', own)}])"]
     row += found(total, base, wraps=True) if checks else [f"row = row - {base}"]
 
-    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
-        text = value([*here[:axis], *own, *here[axis + 1 :]], here)
+    row += [f"if row >= {shape[axis]}: row = int64(-1)"]
+
+    def put_there(
+        target: View,
+        operands: Mapping[str, View],
+        value: Put,
+        reduction: str,
+        *,
+        zero: bool = False,
+    ) -> DeviceEntry:
+        def seen(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
+            return value([*spot[:axis], *update, *spot[axis + 1 :]], spot, read)
+
         given = {**operands, "ids": ids}
-        return put_rows(target, axis, 1, ids.shape, row, text, given, reduction, status)
+        return put(target, (axis,), ids.shape, row, seen, given, reduction, status, zero=zero)
 
     updates = (*shape[:axis], *ids.shape, *shape[axis + 1 :])
-    return Scatter(updates, status, statuses, put)
+    return Scatter(updates, status, statuses, put_there)
 
 
 @variant("embedding_grad", "numba", processor="cuda")
@@ -137,7 +157,7 @@ def embedding_grad(call: Call) -> DeviceEntry:
     """
     (dy, ids), (dtable,) = views(call)
     scatter = by_axis(call, ids, dtable.shape, 0, checks=False)
-    return scatter.entry(fill(dtable, 0), scatter.updated(dtable, dy, "add"))
+    return scatter.entry(fill(dtable, 0), scatter.updated(dtable, dy, "add", zero=True))
 
 
 @variant("embedding_bag_grad", "numba", processor="cuda")
@@ -146,11 +166,12 @@ def embedding_bag_grad(call: Call) -> DeviceEntry:
     (dy, ids), (dtable,) = views(call)
     factor = literal(call.attributes["scale"], wide(dy.dtype))
 
-    def value(update: Sequence[str], spot: Sequence[str]) -> str:
+    def value(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
         return f"{read('dy', dy, [update[0], update[-1]])} * {factor}"
 
     scatter = by_axis(call, ids, dtable.shape, 0, checks=False)
-    return scatter.entry(fill(dtable, 0), scatter.combined(dtable, {"dy": dy}, value, "add"))
+    summed = scatter.put(dtable, {"dy": dy}, value, "add", zero=True)
+    return scatter.entry(fill(dtable, 0), summed)
 
 
 @variant("gather_grad", "numba", processor="cuda")
@@ -158,7 +179,7 @@ def gather_grad(call: Call) -> DeviceEntry:
     """Return the entry of dy added up by the element of the axis that it came from."""
     (dy, ids), (dx,) = views(call)
     scatter = by_axis(call, ids, dx.shape, call.attributes["axis"], checks=True)
-    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add"))
+    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add", zero=True))
 
 
 @variant("gather_nd_grad", "numba", processor="cuda")
@@ -166,7 +187,7 @@ def gather_nd_grad(call: Call) -> DeviceEntry:
     """Return the entry of dy added up by the slice it came from."""
     (dy, ids), (dx,) = views(call)
     scatter = by_slice(call, ids, dx.shape, call.attributes["batch_dims"])
-    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add"))
+    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add", zero=True))
 
 
 def _scatter(where: Where, call: Call) -> DeviceEntry:
@@ -206,7 +227,7 @@ def _last(
     ]
     reads = {"ids": ids, "dy": dy, "order": order, "dupdates": dupdates}
     return [
-        scatter.put(order, {}, lambda update, spot: number(update), "none"),
+        scatter.put(order, {}, lambda update, spot, read: number(update), "none"),
         copy(dy, dx),
         each_element(cleared, scatter.updates, {"ids": ids, "dx": dx}, scatter.status),
         each_element(counted, scatter.updates, reads, scatter.status),
@@ -224,7 +245,7 @@ def _extreme(
     def mine(text: Text, values: Sequence[Value]) -> list[Value]:
         return [text.set(f"({one} if {values[0].name} == {values[1].name} else {zero})", kind)]
 
-    def hit(update: Sequence[str], spot: Sequence[str]) -> str:
+    def hit(update: Sequence[str], spot: Sequence[str], read: Reader = read) -> str:
         same = f"{read('updates', updates, update)} == {read('y', y, spot)}"
         return f"({one} if {same} else {zero})"
 
@@ -268,10 +289,10 @@ def _product(
             text.set(f"({one} if {factor} == {zero} else {factor})", kind),
         ]
 
-    def empty(update: Sequence[str], spot: Sequence[str]) -> str:
+    def empty(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
         return f"(1 if {read('updates', updates, update)} == {zero} else 0)"
 
-    def factor(update: Sequence[str], spot: Sequence[str]) -> str:
+    def factor(update: Sequence[str], spot: Sequence[str], read: Reader) -> str:
         own = read("updates", updates, update)
         return f"({one} if {own} == {zero} else {own})"
 

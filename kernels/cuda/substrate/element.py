@@ -14,12 +14,13 @@ from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.folds import lane_folds
 from soapstone.kernels.cuda.substrate.grid import flat_launch
 from soapstone.kernels.cuda.substrate.target import Kernel, built
+from soapstone.kernels.cuda.substrate.vectors import VECTORS
 
 
 @cache
 def compiled(source: str, name: str = "each", lanes: int = 1) -> Kernel:
     """Return the kernel of a name in a source text, with folds over so many neighbours."""
-    return built(name, source, **(lane_folds(lanes) if lanes > 1 else {}))
+    return built(name, source, **VECTORS, **(lane_folds(lanes) if lanes > 1 else {}))
 
 
 def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
