@@ -36,6 +36,7 @@ from helpers.kernel_calls import FILL, around, place
 from helpers.operator_checks import Subject, subject
 
 from soapstone.dtypes import kind_of, learn
+from soapstone.ir.ops.graphs.spmm import example
 from soapstone.ir.spec import Case, operator, operators
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cuda.composites import LOWERED
@@ -49,6 +50,12 @@ HALVES = ("float16", learn("bfloat16"))
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-9}
 # Whose halves have tensor cores, or are loaded in other numbers.
 HALVED = ("matmul", "linear", "embedding_grad", "spmm", "sddmm")
+# A matrix of four rows and nine columns, of which one row has no entry and one most.
+OFFSETS, COLUMNS = (0, 3, 3, 35, 40), [5 * n % 9 for n in range(40)]
+_ROWS, _ORDER = np.repeat([0, 2, 3], [3, 32, 5]), np.argsort(COLUMNS, kind="stable")
+_BACK = np.searchsorted(np.sort(COLUMNS), range(10))
+MATRIX = (OFFSETS, COLUMNS), (_BACK, _ROWS[_ORDER])
+_ALL = ("p", "i", "pt", "it")
 # Sizes of several blocks, and of rows that a block has to itself.
 LARGER = {
     "add": [Case(("3 70 31", "70 1")), Case(("900", "900"))],
@@ -71,6 +78,14 @@ LARGER = {
     "layer_norm_grad": [Case(("70 40", "70 40", "40", "70", "70"), {}, (), positive=True)],
     "batch_norm": [Case(("4 3 10 10", "3", "3", "3", "3"))],
     "cross_entropy": [Case(("40 100", "int64 40 <100"))],
+    "spmm": [
+        example(("9 16", *_ALL, "40", "40"), MATRIX),
+        example(("9 6", *_ALL), MATRIX, reduction="mean"),
+    ],
+    "spmm_max": [example(("9 8", *_ALL), MATRIX)],
+    "sddmm": [example((f"4 {n}", f"9 {n}", "p", "i"), MATRIX) for n in (128, 602)],
+    "segment_softmax": [example(("40 8", "p"), MATRIX)],
+    "segment_softmax_grad": [example(("40 8", "40 8", "p"), MATRIX)],
     "cumsum": [Case(("300 40",)), Case(("3 300",), {"axis": 1, "reverse": True})],
     "top_k": [
         Case(("2 300",), {"k": 7, "axis": 1, "sorted": False}),

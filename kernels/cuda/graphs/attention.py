@@ -14,16 +14,16 @@ from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SE
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Work
 from soapstone.kernels.cuda.graphs.entries import (
+    Fold,
     checked,
-    column_of,
     folded,
     largest_and_sum,
     merged,
-    summed,
+    sums,
 )
 from soapstone.kernels.cuda.movement.copies import copy
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
-from soapstone.kernels.cuda.substrate.element import place, read
+from soapstone.kernels.cuda.substrate.element import read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -47,9 +47,9 @@ def _drawn(
     ]
 
 
-def _number(numbers: Sequence[View]) -> str:
-    """Return the text of the number that an entry's other end has in the whole graph."""
-    return f"numbers[{place('numbers', ['column'])}]" if numbers else "column"
+def _number(numbers: Sequence[View]) -> dict[str, tuple[str, Sequence[str]]]:
+    """Return what is loaded for the number that an entry's other end has in the whole graph."""
+    return {"number": ("numbers", ["column"])} if numbers else {}
 
 
 def _extra(step: Sequence[View], numbers: Sequence[View]) -> dict[str, View]:
@@ -68,44 +68,43 @@ def graph_attention(call: Call) -> DeviceEntry:
     status, statuses = checked(call, x.shape[0], entries)
     slope = f"{kind}({call.attributes['slope']!r})"
     row = ["at_0", "at_1"]
+    ends = {"own": ("target", row), "other": ("source", ["column", "at_1"])}
     scored = [
-        f"raw = {read('target', target, row)} + {read('source', source, ['column', 'at_1'])}",
+        "raw = own + other",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
     ]
-    sums = ["total", "above"]
+    sums_of = ["total", "above"]
     term = [
         *scored,
         "value = score",
-        *largest_and_sum(kind, sums),
+        *largest_and_sum(kind, sums_of),
         f"if raw > {kind}(0): above += power",
     ]
-    state = {"most": (kind, f"{kind}(-inf)"), **dict.fromkeys(sums, (kind, f"{kind}(0)"))}
-    write = [
-        f"scale[{place('scale', row)}] = log(total) + most if end > begin else {kind}(0)",
-        f"share[{place('share', row)}] = {x.dtype}(above / total if end > begin else {kind}(0))",
-    ]
+    state = {"most": (kind, f"{kind}(-inf)"), **dict.fromkeys(sums_of, (kind, f"{kind}(0)"))}
+    write = {
+        "scale": f"log(total) + most if end > begin else {kind}(0)",
+        "share": f"above / total if end > begin else {kind}(0)",
+    }
     weighed = [
         *scored,
-        f"weight = exp(score - {read('scale', kept, row)})",
-        *_drawn(call.attributes, kind, step, _number(numbers), f"at_0 + {_base(call)}"),
-        f"term = weight * factor * {read('x', x, ['column', 'at_1', 'at_2'])}",
+        "weight = exp(score - logarithm)",
+        *_drawn(
+            call.attributes, kind, step, "number" if numbers else "column", f"at_0 + {_base(call)}"
+        ),
+        "term = weight * factor * one",
         "total += term",
         f"if raw > {kind}(0): above += term",
     ]
-    whole = [*row, "at_2"]
-    second = [
-        f"y[{place('y', whole)}] = {y.dtype}(total)",
-        f"positive[{place('positive', whole)}] = {y.dtype}(above)",
-    ]
     given = {"source": source, "target": target, "indptr": indptr, "indices": indices}
     given["scale"] = kept
-    looked = column_of(x.shape[0], term)
-    ends = scale.shape, {**given, "share": share}, entries, status
-    launches = folded(call, state, looked, merged(kind, sums), write, *ends)
+    fold = Fold(state, ends, term, merged(kind, sums_of), write, columns=x.shape[0])
+    launches = folded(call, fold, scale.shape, {**given, "share": share}, entries, status)
     features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
-    term = column_of(x.shape[0], weighed)
-    rest = y.shape, features, entries, status
-    launches += summed(call, sums, kind, term, second, *rest)
+    loads = {**ends, "logarithm": ("scale", row), "one": ("x", ["column", "at_1", "at_2"])}
+    loads |= _number(numbers)
+    second = {"y": "total", "positive": "above"}
+    fold = sums(sums_of, kind, loads, weighed, second, x.shape[0])
+    launches += folded(call, fold, y.shape, features, entries, status)
     if kept is not scale:
         launches += copy(kept, scale).launches
     return DeviceEntry(launches, status, statuses)
@@ -126,31 +125,33 @@ def graph_attention_grad(call: Call) -> DeviceEntry:
     slope = f"{kind}({call.attributes['slope']!r})"
     row, end = ["at_0", "at_1"], ["column", "at_1"]
     weighed = [
-        f"raw = {read('source', source, row)} + {read('target', target, end)}",
+        "raw = own + other",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
-        f"weight = exp(score - {read('scale', scale, end)})",
-        *_drawn(call.attributes, kind, step, f"at_0 + {_base(call)}", _number(numbers)),
+        "weight = exp(score - logarithm)",
+        *_drawn(
+            call.attributes, kind, step, f"at_0 + {_base(call)}", "number" if numbers else "column"
+        ),
     ]
-    features = [*weighed, f"total += weight * factor * {read('dy', dy, [*end, 'at_2'])}"]
-    first = [f"dx[{place('dx', [*row, 'at_2'])}] = {dx.dtype}(total)"]
+    features = [*weighed, "total += weight * factor * one"]
     product = f"{read('dy', dy, [*end, 'd'])} * {read('x', x, [*row, 'd'])}"
     scores = [
         *weighed,
         f"inner = {kind}(0)",
         f"for d in range({x.shape[2]}):",
         f"    inner += {product}",
-        f"part = weight * (factor * inner - {read('dots', dots, end)})",
+        "part = weight * (factor * inner - dot)",
         f"total += part if raw > {kind}(0) else part * {slope}",
     ]
-    second = [f"dsource[{place('dsource', row)}] = {dx.dtype}(total)"]
     given = {"source": source, "target": target, "scale": scale, "dy": dy}
     given |= {"indptr": indptr, "indices": indices, **_extra(step, numbers)}
-    ends = {**given, "x": x, "dots": dots, "dsource": dsource}
+    loads = {"own": ("source", row), "other": ("target", end), "logarithm": ("scale", end)}
+    loads |= _number(numbers)
     launches: tuple[Work, ...] = ()
-    for term, finish, shape, operands in (
-        (features, first, dx.shape, {**given, "dx": dx}),
-        (scores, second, dsource.shape, ends),
+    for term, more, result, operands in (
+        (features, {"one": ("dy", [*end, "at_2"])}, {"dx": dx}, given),
+        (scores, {"dot": ("dots", end)}, {"dsource": dsource}, {**given, "x": x, "dots": dots}),
     ):
-        inner = column_of(dy.shape[0], term)
-        launches += summed(call, ["total"], kind, inner, finish, shape, operands, entries, status)
+        ((name, made),) = result.items()
+        fold = sums(["total"], kind, {**loads, **more}, term, {name: "total"}, dy.shape[0])
+        launches += folded(call, fold, made.shape, {**operands, **result}, entries, status)
     return DeviceEntry(launches, status, statuses)

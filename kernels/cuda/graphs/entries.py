@@ -6,21 +6,27 @@ row with very many entries keeps no thread longer than others (merge-based produ
 Garland, SC 2016). A row that lies in one piece is written by it; of others each piece leaves what
 it has of them, and a second launch folds these in order. So sums are the same in every run.
 
-Neighbouring threads have neighbouring columns of a row, whose operands lie side by side.
+Neighbouring threads have neighbouring columns of a row, whose operands lie side by side: several
+each, where they can be loaded at once. What several entries are folded from is loaded before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceArray, Work
 from soapstone.kernels.cuda.substrate.arrays import View, room, zeros
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
 from soapstone.kernels.cuda.substrate.target import SIMULATED
+from soapstone.kernels.cuda.substrate.vectors import load, store, width_along
 from soapstone.kernels.entry import Call
 
 COLUMN, OFFSET = 1, 2  # statuses
 _LEAST, _MOST = (4, 8) if SIMULATED else (64, 1 << 17)  # entries of a piece; pieces
+_TOGETHER, _LINES = (2, 8) if SIMULATED else (4, 32)  # entries loaded at once; statements
 
 
 def checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mapping[int, str]]:
@@ -39,17 +45,6 @@ def offsets(entries: int) -> list[str]:
         f"if begin < 0 or end < begin or end > {entries}:",
         f"    status[0] = {OFFSET}",
         "    end = begin",
-    ]
-
-
-def column_of(columns: int, inner: Sequence[str]) -> list[str]:
-    """Return the statements that find an entry's column, and run `inner` where it is one."""
-    return [
-        f"column = int64(indices[{place('indices', ['e'])}])",
-        f"if column < 0 or column >= {columns}:",
-        f"    status[0] = {COLUMN}",
-        "else:",
-        *("    " + line for line in inner),
     ]
 
 
@@ -105,99 +100,304 @@ def merged(kind: str, sums: Sequence[str]) -> list[str]:
     ]
 
 
-def summed(
-    call: Call,
-    sums: Sequence[str],
-    kind: str,
-    term: Sequence[str],
-    finish: Sequence[str],
-    shape: Sequence[int],
-    operands: Mapping[str, View],
-    entries: int,
-    status: DeviceArray,
-) -> tuple[Work, ...]:
-    """Return the launches of sums over each row's entries; arguments: see `folded`.
+@dataclass(frozen=True)
+class Fold:
+    """A fold over the entries of each row, as statements of one column.
 
-    sums: names of what is added up, from zero, in the type `kind`.
+    Attributes:
+        state: names of what entries are folded into, with types and texts of what these begin with.
+        loads: names of what an entry is folded from, with the operand and its indices: at_0 is the
+            row, at_1 and so on the other ones, `e` the entry's number, `column` its column.
+        term: statements that fold an entry into the state, of a row that begins at `begin`; merge:
+            those that fold in what a later piece has of a row, called more_NAME.
+        finish: statements after which `results` can be written, texts by operand, of a row that
+            begins at `begin` and ends at `end`.
+        columns: how many columns entries can have; None where they have none.
     """
-    state = dict.fromkeys(sums, (kind, f"{kind}(0)"))
-    merge = [f"{name} += more_{name}" for name in sums]
-    return folded(call, state, term, merge, finish, shape, operands, entries, status)
+
+    state: Mapping[str, tuple[str, str]]
+    loads: Mapping[str, tuple[str, Sequence[str]]]
+    term: Sequence[str]
+    merge: Sequence[str]
+    results: Mapping[str, str]
+    finish: Sequence[str] = field(default_factory=tuple)
+    columns: int | None = None
+
+
+def sums(
+    names: Sequence[str],
+    kind: str,
+    loads: Mapping[str, tuple[str, Sequence[str]]],
+    term: Sequence[str],
+    results: Mapping[str, str],
+    columns: int | None,
+) -> Fold:
+    """Return a fold that adds up, from zero, in the type `kind`."""
+    state = dict.fromkeys(names, (kind, f"{kind}(0)"))
+    merge = [f"{name} += more_{name}" for name in names]
+    return Fold(state, loads, term, merge, results, columns=columns)
+
+
+class _Text:
+    """Statements of a thread that has neighbouring columns.
+
+    shape: of rows and the other axes; written: operands of results and their indices.
+    """
+
+    def __init__(
+        self,
+        fold: Fold,
+        shape: Sequence[int],
+        operands: Mapping[str, View],
+        entries: int,
+        written: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.fold, self.operands, self.entries = fold, operands, entries
+        self.last = f"at_{len(shape) - 1}" if len(shape) > 1 else ""
+        self.written, self.width, self.rest = written, 1, numbered(len(shape))[1:]
+        seen = [(operands[name], at) for name, at in (*fold.loads.values(), *written.items())]
+        seen = [(view, at) for view, at in seen if self.along(at)]
+        if all(at[-1] == self.last for _, at in seen) and self.last:
+            self.width = width_along((view for view, _ in seen), shape[-1], (8, 4, 2))
+        self.axes = (*shape[1:-1], shape[-1] // self.width) if self.last else ()
+        lines = len(fold.term) * self.width
+        self.together = _TOGETHER if lines <= _LINES else 1
+
+    def along(self, at: Sequence[str]) -> bool:
+        """Return whether indices name another element for another column."""
+        return any(re.search(rf"\b{self.last}\b", one) for one in at) if self.last else False
+
+    def lane(self, line: str, lane: int, entry: int = 0) -> str:
+        """Return a statement as that of a lane, and of one of the entries that are loaded."""
+
+        def named(match: re.Match[str]) -> str:
+            name = match.group()
+            if name in self.fold.loads:
+                along = self.along(self.fold.loads[name][1])
+                return f"{name}_{entry}_{lane}" if along else f"{name}_{entry}"
+            if name in ("column", "e"):
+                return f"{name}_{entry}"
+            if name == self.last:
+                return f"({name} + {lane})" if lane else name
+            return f"{name}_{lane}" if name.removeprefix("more_") in self.fold.state else name
+
+        return re.sub(r"\b[a-z]\w*\b", named, line)
+
+    def lanes(self, lines: Iterable[str], entry: int = 0) -> list[str]:
+        """Return statements of all lanes."""
+        lines = list(lines)
+        return [self.lane(line, lane, entry) for lane in range(self.width) for line in lines]
+
+    def where(self, name: str, at: Sequence[str], entry: int = 0) -> str:
+        """Return the text of an element's index; what does not vary by entry is added first."""
+        view = self.operands[name]
+        narrow = view.size and view.reach < 2**31  # products of 64 bits take four times as long
+        first, then = [f"o_{name}"], []
+        for axis, one in enumerate(at):
+            index, step = f"({self.lane(one, 0, entry)})", f"s_{name}_{axis}"
+            if not re.search(r"\b(column|e)\b", one):
+                first.append(f"{index} * {step}")
+            elif view.strides[axis] == 1:
+                then.append(index)
+            else:
+                then.append(f"{index} * {f'uint32({step})' if narrow else step}")
+        start = " + ".join(first)
+        if not narrow:
+            return " + ".join([start, *then])
+        return f"uint32({' + '.join([f'uint32({start})', *then])})"
+
+    def load(self, names: Sequence[str], view: str, where: str) -> str:
+        """Return the statement that reads as many elements as there are names."""
+        return load(names, view, where) if len(names) > 1 else f"{names[0]} = {view}[{where}]"
+
+    def store(self, view: str, where: str, values: Sequence[str]) -> str:
+        """Return the statement that writes a thread's columns."""
+        return store(view, where, values) if len(values) > 1 else f"{view}[{where}] = {values[0]}"
+
+    def read(self, entry: int) -> list[str]:
+        """Return the statements that load what an entry is folded from."""
+        lines, columns = [], self.fold.columns
+        if columns is not None:
+            kind = "uint32" if columns < 2**31 else "uint64"
+            lines = [
+                f"column_{entry} = {kind}(indices[{self.where('indices', ['e'], entry)}])",
+                f"outside = max(outside, column_{entry})",
+                f"column_{entry} = min(column_{entry}, {kind}({columns - 1}))",
+            ]
+        for name, (operand, at) in self.fold.loads.items():
+            dtype = self.operands[operand].dtype
+            lanes = range(self.width if self.along(at) else 1)
+            names = [self.lane(name, lane, entry) for lane in lanes]
+            lines.append(self.load(names, operand, self.where(operand, at, entry)))
+            if wide(dtype) != dtype:
+                lines += [f"{one} = {wide(dtype)}({one})" for one in names]
+        return lines
+
+    def results(self, texts: Mapping[str, str], entry: int = 0) -> list[str]:
+        """Return the statements that write results of all lanes."""
+        lines = []
+        for name, text in texts.items():
+            at, dtype = self.written[name], self.operands[name].dtype
+            lanes = range(self.width if self.along(at) else 1)
+            values = [f"{dtype}({self.lane(text, lane, entry)})" for lane in lanes]
+            lines.append(self.store(name, self.where(name, at, entry), values))
+        return lines
+
+    def walk(
+        self,
+        rows: int,
+        before: Sequence[str],
+        each: Mapping[str, str],
+        after: Sequence[str],
+    ) -> list[str]:
+        """Return the statements of a thread that walks a piece's entries.
+
+        before, after: statements before and after the entries of row at_0. each: what is written of
+        each entry, by operand, of those of no row zero.
+        """
+        first, last = (f"int64(indptr[{place('indptr', [at])}])" for at in ("0", str(rows)))
+        ends, columns = f"int64(indptr[{place('indptr', ['at_0 + 1'])}])", self.fold.columns
+        piece = piece_of(self.entries)
+        inner, kind = [], "uint32" if (columns or 0) < 2**31 else "uint64"
+        number = "uint32" if self.entries < 2**31 else "int64"
+        for n in range(self.together):
+            inner += [f"e_{n} = {number}(min(e + {n}, upto - 1))", *self.read(n)]
+        for n in range(self.together):
+            term = [*self.lanes(self.fold.term, n), *self.results(each, n)]
+            inner += [f"if e + {n} < upto:", *("    " + line for line in term)] if n else term
+        if columns == 0:
+            inner = ["outside = uint32(1)"]
+        clear = []
+        if each:
+            nothing = dict.fromkeys(each, "0")
+            zeros_of = [f"e_0 = {number}(other)", *self.results(nothing)]
+            clear = [
+                f"for other in range(start, min({first}, upto)):",
+                *("    " + line for line in zeros_of),
+                f"for other in range(max({last}, start), upto):",
+                *("    " + line for line in zeros_of),
+            ]
+        walked = [
+            "piece = at_0",
+            f"start, outside = piece * {piece}, {kind}(0)",
+            f"upto = min(start + {piece}, int64({self.entries}))",
+            *clear,
+            f"e, stop = max(start, {first}), min(upto, {last})",
+            "if e < stop:",
+            *("    " + line for line in row_of("at_0", rows)),
+            f"    begin, end = int64(indptr[{place('indptr', ['at_0'])}]), {ends}",
+            f"    while e < stop and at_0 < {rows}:",
+            *("        " + line for line in before),
+            "        upto = min(end, stop)",
+            "        while e < upto:",
+            *("            " + line for line in inner),
+            f"            e = min(e + {self.together}, upto)",
+            *("        " + line for line in after),
+            "        at_0, begin = at_0 + 1, end",
+            f"        while at_0 < {rows}:",
+            f"            end = {ends}",
+            "            if end > e: break",
+            "            at_0, begin = at_0 + 1, end",
+            f"    if outside >= {kind}({columns}): status[0] = {COLUMN}"
+            if columns is not None
+            else "",
+        ]
+        return [*self.head(), *filter(None, walked)]
+
+    def head(self) -> list[str]:
+        """Return the statement that finds a thread's first column."""
+        return [f"{self.last} = {self.last} * {self.width}"] if self.width > 1 else []
 
 
 def folded(
     call: Call,
-    state: Mapping[str, tuple[str, str]],
-    term: Sequence[str],
-    merge: Sequence[str],
-    finish: Sequence[str],
+    fold: Fold,
     shape: Sequence[int],
     operands: Mapping[str, View],
     entries: int,
     status: DeviceArray,
 ) -> tuple[Work, ...]:
-    """Return the launches of folds over each row's entries, for each index of the other axes.
+    """Return the launches of a fold over each row's entries, for each index of the other axes.
 
-    Args:
-        state: names of what is folded, with their types and texts of what they begin with. term:
-            statements that fold entry e of row at_0 into them, which begins at `begin`; merge:
-            those that fold in what a later piece has of a row, called more_NAME; finish: those that
-            write them, where `begin` and `end` are the row's offsets. shape: rows, and the other
-            axes, whose indices are at_1 and so on.
+    shape: rows, and the other axes, whose indices are at_1 and so on, and in which results lie.
     """
-    rows, *others = shape
     if 0 in shape:
         return ()
-    piece = piece_of(entries)
+    rows, piece = shape[0], piece_of(entries)
     pieces = max(1, -(-entries // piece))
+    text = _Text(fold, shape, operands, entries, dict.fromkeys(fold.results, numbered(len(shape))))
     parts = {
-        f"part_{name}": room((pieces, 2, *others), kind, call.outputs[0])
-        for name, (kind, _) in state.items()
+        f"part_{name}": room((pieces, 2, *shape[1:]), kind, call.outputs[0])
+        for name, (kind, _) in fold.state.items()
     }
-    rest = [f"at_{axis + 1}" for axis in range(len(others))]
+    text.operands = given = {**operands, **parts}
+
+    def of(name: str) -> list[str]:
+        return [text.lane(name, lane) for lane in range(text.width)]
 
     def part(name: str, at: Sequence[str]) -> str:
-        return f"part_{name}[{place(f'part_{name}', [*at, *rest])}]"
+        return text.where(f"part_{name}", [*at, *text.rest])
 
-    zero = [f"{name} = {initial}" for name, (_, initial) in state.items()]
-    offset, ends = (f"indptr[{place('indptr', [at])}]" for at in ("at_0", "at_0 + 1"))
-    first, last = (f"int64(indptr[{place('indptr', [at])}])" for at in ("0", str(rows)))
-    walk = [
-        "piece = at_0",
-        f"start = piece * {piece}",
-        f"e, stop = max(start, {first}), min(start + {piece}, min({last}, int64({entries})))",
-        "if e < stop:",
-        *("    " + line for line in row_of("at_0", rows)),
-        f"    while e < stop and at_0 < {rows}:",
-        f"        begin, end = int64({offset}), int64({ends})",
-        *("        " + line for line in zero),
-        "        upto = min(end, stop)",
-        "        while e < upto:",
-        *("            " + line for line in term),
-        "            e += 1",
-        "        if begin >= start and end <= stop:",
-        *("            " + line for line in finish),
-        "        else:",
-        "            slot = 0 if begin < start else 1",
-        *(f"            {part(name, ['piece', 'slot'])} = {name}" for name in state),
-        "        at_0 += 1",
-        f"        while at_0 < {rows} and {ends} <= e:",
-        "            at_0 += 1",
+    zero = text.lanes(f"{name} = {initial}" for name, (_, initial) in fold.state.items())
+    write = [*text.lanes(fold.finish), *text.results(fold.results)]
+    leave = [text.store(f"part_{n}", part(n, ["piece", "slot"]), of(n)) for n in fold.state]
+    after = [
+        "if begin >= start and end <= stop:",
+        *("    " + line for line in write),
+        "else:",
+        "    slot = 0 if begin < start else 1",
+        *("    " + line for line in leave),
     ]
+    walk = text.walk(rows, zero, {}, after)
     join = [
+        *text.head(),
         *offsets(entries),
         f"piece, final = begin // {piece}, (end - 1) // {piece}",
         "if begin == end or piece < final:",
         *("    " + line for line in zero),
         "    if begin < end:",
-        *(f"        {name} = {part(name, ['piece', '1'])}" for name in state),
+        *(
+            "        " + text.load(of(name), f"part_{name}", part(name, ["piece", "1"]))
+            for name in fold.state
+        ),
         "    while begin < end and piece < final:",
         "        piece += 1",
-        *(f"        more_{name} = {part(name, ['piece', '0'])}" for name in state),
-        *("        " + line for line in merge),
-        *("    " + line for line in finish),
+        *(
+            "        " + text.load(of(f"more_{name}"), f"part_{name}", part(name, ["piece", "0"]))
+            for name in fold.state
+        ),
+        *("        " + line for line in text.lanes(fold.merge)),
+        *("    " + line for line in write),
     ]
-    given = {**operands, **parts}
-    one = each_element(walk, (pieces, *others), given, status, "sums")
-    other = each_element(join, shape, given, status, "sums")
+    one = each_element(walk, (pieces, *text.axes), given, status, "sums")
+    other = each_element(join, (rows, *text.axes), given, status, "sums")
     return (*one.launches, *other.launches)
+
+
+def applied(
+    loads: Mapping[str, tuple[str, Sequence[str]]],
+    kept: Mapping[str, tuple[str, str]],
+    results: Mapping[str, str],
+    shape: Sequence[int],
+    operands: Mapping[str, View],
+    entries: int,
+    status: DeviceArray,
+) -> tuple[Work, ...]:
+    """Return the launch that writes what is made of each entry and of what its row was folded to.
+
+    Args:
+        kept: names of that, with their types, and the operand that has it by row. loads: see
+            `Fold`. results: texts by the operand that has them by entry, which are zero of entries
+            of no row. shape: see `folded`.
+    """
+    own = numbered(len(shape))
+    fold = Fold(kept, loads, [], [], {})
+    written = {name: ["e", *own[1:]] for name in results}
+    text = _Text(fold, shape, operands, entries, written)
+    before = []
+    for name, (_, operand) in kept.items():
+        names = [text.lane(name, lane) for lane in range(text.width)]
+        before.append(text.load(names, operand, text.where(operand, own)))
+    walk = text.walk(shape[0], before, results, [])
+    pieces = max(1, -(-entries // piece_of(entries)))
+    return each_element(walk, (pieces, *text.axes), operands, status, "sums").launches

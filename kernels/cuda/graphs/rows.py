@@ -11,72 +11,67 @@ from collections.abc import Mapping, Sequence
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.graphs.entries import (
+    COLUMN,
+    Fold,
+    applied,
     checked,
-    column_of,
     folded,
     largest_and_sum,
     merged,
     offsets,
     row_of,
-    summed,
+    sums,
 )
 from soapstone.kernels.cuda.movement.copies import fill
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, place
 from soapstone.kernels.cuda.substrate.grid import THREADS
-from soapstone.kernels.cuda.substrate.target import WARP
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP
+from soapstone.kernels.cuda.substrate.vectors import load, width_along
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
-_HERE = ["at_0", "at_1"]
-TOGETHER = 8  # entries of a group of threads, which looks for the row of the first
+TOGETHER = 4 if SIMULATED else 16  # entries of a group of threads, which finds the first's row
+_CHUNKS = 4  # of rows, that a thread loads at once
 
 
 def _sums(
     call: Call,
-    kind: str,
-    inner: Sequence[str],
-    finish: Sequence[str],
-    shape: Sequence[int],
+    loads: dict[str, tuple[str, Sequence[str]]],
+    term: Sequence[str],
+    result: str,
     operands: dict[str, View],
     columns: int,
 ) -> DeviceEntry:
-    """Return the entry of a sum, `total`, over each row's entries."""
-    entries = operands["indices"].size
+    """Return the entry of a sum, `total`, over each row's entries: what becomes of it is y."""
+    y, entries = operands["y"], operands["indices"].size
     status, statuses = checked(call, columns, entries)
-    term = column_of(columns, inner)
-    given = shape, operands, entries, status
-    return DeviceEntry(summed(call, ["total"], kind, term, finish, *given), status, statuses)
+    fold = sums(["total"], wide(y.dtype), loads, term, {"y": result}, columns)
+    return DeviceEntry(folded(call, fold, y.shape, operands, entries, status), status, statuses)
 
 
 @variant("spmm", "numba", processor="cuda")
 def spmm(call: Call) -> DeviceEntry:
     """Return the entry of sums, or means, of rows of x by the entries of a sparse matrix."""
     (x, indptr, indices, _, _, *weights), (y,) = views(call)
-    kind = wide(y.dtype)
-    term = f"{kind}(x[{place('x', ['column', 'at_1'])}])"
-    if weights:
-        term = f"{kind}(w[{place('w', ['e'])}]) * {term}"
-    found = "total"
-    if call.attributes["reduction"] == "mean":
-        found = f"total / {kind}(max(end - begin, 1))"
-    finish = [f"y[{place('y', _HERE)}] = {y.dtype}({found})"]
+    loads = {"one": ("x", ["column", "at_1"]), **({"weight": ("w", ["e"])} if weights else {})}
+    term = "total += weight * one" if weights else "total += one"
+    mean = f"total / {wide(y.dtype)}(max(end - begin, 1))"
+    result = mean if call.attributes["reduction"] == "mean" else "total"
     operands = {"x": x, "indptr": indptr, "indices": indices, "y": y}
     operands |= {"w": weights[0]} if weights else {}
-    return _sums(call, kind, [f"total += {term}"], finish, y.shape, operands, x.shape[0])
+    return _sums(call, loads, [term], result, operands, x.shape[0])
 
 
 @variant("spmm_mean_grad", "numba", processor="cuda")
 def spmm_mean_grad(call: Call) -> DeviceEntry:
     """Return the entry of dy over each row's number of entries, summed by the transposed matrix."""
     (dy, counts, indptr, indices), (dx,) = views(call)
-    kind = wide(dx.dtype)
-    ends = [f"counts[{place('counts', [at])}]" for at in ("column + 1", "column")]
-    inner = [f"share = {kind}(max({ends[0]} - {ends[1]}, 1))"]
-    inner += [f"total += {kind}(dy[{place('dy', ['column', 'at_1'])}]) / share"]
-    finish = [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
-    operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "dx": dx}
-    return _sums(call, kind, inner, finish, dx.shape, operands, dy.shape[0])
+    loads = {"one": ("dy", ["column", "at_1"])}
+    loads |= {"from_": ("counts", ["column"]), "to_": ("counts", ["column + 1"])}
+    term = [f"total += one / {wide(dx.dtype)}(max(to_ - from_, 1))"]
+    operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "y": dx}
+    return _sums(call, loads, term, "total", operands, dy.shape[0])
 
 
 @variant("spmm_max", "numba", processor="cuda")
@@ -84,40 +79,35 @@ def spmm_max(call: Call) -> DeviceEntry:
     """Return the entry of the largest of rows of x by a matrix's entries, and which these were."""
     (x, indptr, indices, _, _, *numbers), (y, chosen) = views(call)
     kind = wide(x.dtype)
-    inner = [
-        f"value = {kind}(x[{place('x', ['column', 'at_1'])}])",
-        "if best < 0 or value > most or (value != value and most == most):",
-        "    most, best = value, column",
+    term = [
+        "if best < 0 or one > most or (one != one and most == most):",
+        "    most, best = one, int64(column)",
     ]
     better = "best < 0 or more_most > most or (more_most != more_most and most == most)"
     merge = [f"if more_best >= 0 and ({better}):", "    most, best = more_most, more_best"]
-    finish = [f"y[{place('y', _HERE)}] = {y.dtype}(most)"]
+    finish = []
     if numbers:
-        finish += [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
-    finish += [f"chosen[{place('chosen', _HERE)}] = {chosen.dtype}(best)"]
+        finish = [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
     operands = {"x": x, "indptr": indptr, "indices": indices, "y": y, "chosen": chosen}
     operands |= {"numbers": numbers[0]} if numbers else {}
     status, statuses = checked(call, x.shape[0], indices.size)
     state = {"most": (kind, f"{kind}(0)"), "best": ("int64", "int64(-1)")}
-    term = column_of(x.shape[0], inner)
-    given = y.shape, operands, indices.size, status
-    return DeviceEntry(folded(call, state, term, merge, finish, *given), status, statuses)
+    results, loads = {"y": "most", "chosen": "best"}, {"one": ("x", ["column", "at_1"])}
+    fold = Fold(state, loads, term, merge, results, finish, x.shape[0])
+    launches = folded(call, fold, y.shape, operands, indices.size, status)
+    return DeviceEntry(launches, status, statuses)
 
 
 @variant("spmm_max_grad", "numba", processor="cuda")
 def spmm_max_grad(call: Call) -> DeviceEntry:
     """Return the entry of dy of the rows that chose this one; equal entries count once."""
     (dy, chosen, indptr, indices), (dx,) = views(call)
-    kind = wide(dx.dtype)
     own = f"at_0 + {call.attributes['base']}"
     again = f"e > begin and indices[{place('indices', ['e - 1'])}] == column"
-    inner = [
-        f"if chosen[{place('chosen', ['column', 'at_1'])}] == {own} and not ({again}):",
-        f"    total += {kind}(dy[{place('dy', ['column', 'at_1'])}])",
-    ]
-    finish = [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
-    operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "dx": dx}
-    return _sums(call, kind, inner, finish, dx.shape, operands, dy.shape[0])
+    loads = {"one": ("dy", ["column", "at_1"]), "row": ("chosen", ["column", "at_1"])}
+    term = [f"if row == {own} and not ({again}): total += one"]
+    operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "y": dx}
+    return _sums(call, loads, term, "total", operands, dy.shape[0])
 
 
 @variant("sddmm", "numba", processor="cuda")
@@ -130,23 +120,29 @@ def sddmm(call: Call) -> DeviceEntry:
     kind, depth, rows = wide(y.dtype), a.shape[1], max(indptr.size - 1, 0)
     if y.size == 0 or rows == 0:
         return fill(y, 0)
-    lanes = min(WARP, 1 << max(depth - 1, 1).bit_length())
-    product = f"{kind}(a[{place('a', ['row', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
+    width = width_along((a, b), depth, (8, 4, 2))
+    lanes = min(WARP, max(2, 1 << (-(-depth // (_CHUNKS * width)) - 1).bit_length()))
     first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
-    dots = ["d = at_1", f"while d < {depth}:", f"    total += {product}", f"    d += {lanes}"]
+    ends, columns = f"indptr[{place('indptr', ['row + 1'])}]", b.shape[0]
     body = [
         f"scratch = cuda.shared.array({THREADS}, {kind})",
-        f"begin = at_0 * {TOGETHER}",
+        f"begin, outside = at_0 * {TOGETHER}, int64(0)",
         "e = begin",
         *row_of("row", rows),
+        f"first, last, end = {first}, min({last}, int64({y.size})), {ends}",
         f"for e in range(begin, begin + {TOGETHER}):",
         f"    total = {kind}(0)",
-        f"    if {first} <= e and e < {last} and e < {y.size}:",
-        f"        while row + 1 < {rows} and indptr[{place('indptr', ['row + 1'])}] <= e:",
+        "    if first <= e and e < last:",
+        f"        while row + 1 < {rows} and end <= e:",
         "            row += 1",
-        *("        " + line for line in column_of(b.shape[0], dots)),
+        f"            end = {ends}",
+        f"        column = int64(indices[{place('indices', ['e'])}])",
+        f"        if column < 0 or column >= {columns}: outside = int64(1)",
+        "        else:",
+        *(" " * 12 + line for line in _dot(kind, depth, lanes, width)),
         "    total = fold_sum(total, scratch)",
         f"    if at_1 == 0 and e < {y.size}: y[{place('y', ['e'])}] = {y.dtype}(total)",
+        f"if outside != 0: status[0] = {COLUMN}",
     ]
     status, statuses = checked(call, b.shape[0], indices.size)
     operands = {"a": a, "b": b, "indptr": indptr, "indices": indices, "y": y}
@@ -155,6 +151,40 @@ def sddmm(call: Call) -> DeviceEntry:
     groups = -(-y.size // (TOGETHER * whole)) * whole
     made = each_element(body, (groups, lanes), operands, status, lanes=lanes)
     return DeviceEntry((*looked.launches, *made.launches), status, statuses)
+
+
+def _dot(kind: str, depth: int, lanes: int, width: int) -> list[str]:
+    """Return the statements that add a thread's part of a product of two rows to `total`.
+
+    What several products are made of is loaded before.
+    """
+    step, lines = lanes * width, []
+    whole, rest = divmod(depth, step)
+    for name, row in (("a", "row"), ("b", "column")):
+        lines.append(f"at_{name} = {place(name, [row, f'at_1 * {width}'])}")
+
+    def parts(count: int, indent: str) -> list[str]:
+        loads, sums_of = [], []
+        for n in range(count):
+            for name in "ab":
+                names = [f"{name}{n}_{lane}" for lane in range(width)]
+                where = f"at_{name} + {n * step} * s_{name}_1"
+                one = load(names, name, where) if width > 1 else f"{names[0]} = {name}[{where}]"
+                loads.append(indent + one)
+            pairs = [(f"{kind}(a{n}_{lane})", f"{kind}(b{n}_{lane})") for lane in range(width)]
+            sums_of += [f"{indent}total += {left} * {right}" for left, right in pairs]
+        return [*loads, *sums_of]
+
+    turns, left = divmod(whole, _CHUNKS)
+    if turns:
+        lines += [f"for _ in range({turns}):", *parts(_CHUNKS, "    ")]
+        lines += [f"    at_{name} += {_CHUNKS * step} * s_{name}_1" for name in "ab"]
+    lines += parts(left, "")
+    if rest:
+        for name in "ab":
+            lines.append(f"at_{name} += {left * step} * s_{name}_1")
+        lines += [f"if at_1 * {width} < {rest}:", *parts(1, "    ")]
+    return lines
 
 
 _ENTRY = ["e", "at_1"]
@@ -169,7 +199,7 @@ def _segments(
 ) -> DeviceEntry:
     """Return the entry of a fold of each row's entries, and of what is made of an entry and it.
 
-    made: the text of that, where x0 and so on are the operands; entries of no row are zero.
+    made: the text of that, where x0 and so on are elements of the operands.
     """
     (*reals, indptr), (y,) = views(call)
     rows, (entries, width) = max(indptr.size - 1, 0), y.shape
@@ -179,40 +209,31 @@ def _segments(
     kept = {
         f"row_{n}": room((rows, width), kind, call.outputs[0]) for n, (kind, _) in state.items()
     }
-    keep = [f"row_{name}[{place(f'row_{name}', _HERE)}] = {name}" for name in state]
-    operands = {f"x{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, **kept}
-    given = (rows, width), operands, entries, status
-    launches = folded(call, state, term, merge, keep, *given)
-    first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
-    body = [
-        "e = at_0",
-        f"found = {y.dtype}(0)",
-        f"if {first} <= e and e < {last}:",
-        *("    " + line for line in row_of("row", rows)),
-        *(f"    {name} = row_{name}[{place(f'row_{name}', ['row', 'at_1'])}]" for name in state),
-        f"    found = {y.dtype}({made})",
-        f"y[{place('y', _ENTRY)}] = found",
-    ]
-    other = each_element(body, y.shape, {**operands, "y": y}, status)
-    return DeviceEntry((*launches, *other.launches), status, statuses)
+    operands = {f"of_{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, **kept}
+    loads = {f"x{n}": (f"of_{n}", _ENTRY) for n, _ in enumerate(reals)}
+    fold = Fold(state, loads, term, merge, {f"row_{name}": name for name in state})
+    launches = folded(call, fold, (rows, width), operands, entries, status)
+    given = {name: (kind, f"row_{name}") for name, (kind, _) in state.items()}
+    about = (rows, width), {**operands, "y": y}, entries, status
+    launches += applied(loads, given, {"y": made}, *about)
+    return DeviceEntry(launches, status, statuses)
 
 
 @variant("segment_softmax", "numba", processor="cuda")
 def segment_softmax(call: Call) -> DeviceEntry:
     """Return the entry of softmax over each row's entries, column by column."""
     kind = wide(call.inputs[0].dtype.name)
-    x = f"{kind}(x0[{place('x0', _ENTRY)}])"
-    term = [f"value = {x}", *largest_and_sum(kind, ["total"])]
+    term = ["value = x0", *largest_and_sum(kind, ["total"])]
     state = {"most": (kind, f"{kind}(-inf)"), "total": (kind, f"{kind}(0)")}
     merge = merged(kind, ["total"])
-    return _segments(call, state, term, merge, f"exp({x} - most) / total")
+    return _segments(call, state, term, merge, "exp(x0 - most) / total")
 
 
 @variant("segment_softmax_grad", "numba", processor="cuda")
 def segment_softmax_grad(call: Call) -> DeviceEntry:
     """Return the entry of softmax's gradient over each row's entries."""
     kind = wide(call.inputs[0].dtype.name)
-    dy, y = (f"{kind}(x{n}[{place(f'x{n}', _ENTRY)}])" for n in (0, 1))
     state = {"total": (kind, f"{kind}(0)")}
-    term, merge = [f"total += {dy} * {y}"], ["total += more_total"]
-    return _segments(call, state, term, merge, f"{y} * ({dy} - total)")
+    return _segments(
+        call, state, ["total += x0 * x1"], ["total += more_total"], "x1 * (x0 - total)"
+    )

@@ -18,7 +18,7 @@ from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.target import SIMULATED
 
 NBYTES = 16  # of a load or a store
-WIDTHS = (4, 8)
+WIDTHS = (2, 4, 8)
 
 
 def width_of(views: Iterable[View]) -> int:
@@ -33,6 +33,20 @@ def aligned(view: View, width: int, strides: Iterable[int] = ()) -> bool:
     """
     nbytes = min(NBYTES, width * np.dtype(learn(view.dtype)).itemsize)
     return view.aligned(nbytes) and all(step % width == 0 for step in (view.offset, *strides))
+
+
+def width_along(views: Iterable[View], extent: int, widths: Iterable[int]) -> int:
+    """Return the first of widths, else 1, in which all views can be loaded along their last axis.
+
+    extent: of that axis.
+    """
+    views = list(views)
+    most = width_of(views)
+    for width in widths:
+        fits = width <= most and extent % width == 0
+        if fits and all(x.strides[-1] == 1 and aligned(x, width, x.strides[:-1]) for x in views):
+            return width
+    return 1
 
 
 def load(names: Sequence[str], view: str, place: str) -> str:
