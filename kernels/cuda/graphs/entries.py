@@ -12,20 +12,22 @@ each, where they can be loaded at once. What several entries are folded from is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceArray, Work
 from soapstone.kernels.cuda.substrate.arrays import View, room, zeros
 from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
-from soapstone.kernels.cuda.substrate.target import SIMULATED
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP
 from soapstone.kernels.cuda.substrate.vectors import load, store, width_along
 from soapstone.kernels.entry import Call
 
 COLUMN, OFFSET = 1, 2  # statuses
-_LEAST, _MOST = (4, 8) if SIMULATED else (64, 1 << 17)  # entries of a piece; pieces
+# Entries of a piece, and of the least; pieces; threads that have enough under way.
+_USUAL, _LEAST, _MOST, _BUSY = (4, 4, 8, 64) if SIMULATED else (64, 16, 1 << 17, 1 << 16)
 _TOGETHER, _LINES = (2, 8) if SIMULATED else (4, 32)  # entries loaded at once; statements
 
 
@@ -48,11 +50,16 @@ def offsets(entries: int) -> list[str]:
     ]
 
 
-def piece_of(entries: int) -> int:
-    """Return how many entries a piece has: a power of two, so many that pieces are not too many."""
-    found = _LEAST
+def piece_of(entries: int, groups: int = WARP) -> int:
+    """Return how many entries a piece has: a power of two, so many that pieces are not too many.
+
+    groups: threads of an entry; few of them have smaller pieces.
+    """
+    found = _USUAL
     while found * _MOST < entries:
         found *= 2
+    while found > _LEAST and entries * groups < found * _BUSY:
+        found //= 2
     return found
 
 
@@ -110,8 +117,7 @@ class Fold:
             row, at_1 and so on the other ones, `e` the entry's number, `column` its column.
         term: statements that fold an entry into the state, of a row that begins at `begin`; merge:
             those that fold in what a later piece has of a row, called more_NAME.
-        finish: statements after which `results` can be written, texts by operand, of a row that
-            begins at `begin` and ends at `end`.
+        results: texts of what is written then, by operand, of a row from `begin` to `end`.
         columns: how many columns entries can have; None where they have none.
     """
 
@@ -120,7 +126,6 @@ class Fold:
     term: Sequence[str]
     merge: Sequence[str]
     results: Mapping[str, str]
-    finish: Sequence[str] = field(default_factory=tuple)
     columns: int | None = None
 
 
@@ -160,6 +165,7 @@ class _Text:
         if all(at[-1] == self.last for _, at in seen) and self.last:
             self.width = width_along((view for view, _ in seen), shape[-1], (8, 4, 2))
         self.axes = (*shape[1:-1], shape[-1] // self.width) if self.last else ()
+        self.piece = piece_of(entries, math.prod(self.axes))
         lines = len(fold.term) * self.width
         self.together = _TOGETHER if lines <= _LINES else 1
 
@@ -257,8 +263,7 @@ class _Text:
         """
         first, last = (f"int64(indptr[{place('indptr', [at])}])" for at in ("0", str(rows)))
         ends, columns = f"int64(indptr[{place('indptr', ['at_0 + 1'])}])", self.fold.columns
-        piece = piece_of(self.entries)
-        inner, kind = [], "uint32" if (columns or 0) < 2**31 else "uint64"
+        piece, inner, kind = self.piece, [], "uint32" if (columns or 0) < 2**31 else "uint64"
         number = "uint32" if self.entries < 2**31 else "int64"
         for n in range(self.together):
             inner += [f"e_{n} = {number}(min(e + {n}, upto - 1))", *self.read(n)]
@@ -323,9 +328,9 @@ def folded(
     """
     if 0 in shape:
         return ()
-    rows, piece = shape[0], piece_of(entries)
-    pieces = max(1, -(-entries // piece))
     text = _Text(fold, shape, operands, entries, dict.fromkeys(fold.results, numbered(len(shape))))
+    rows, piece = shape[0], text.piece
+    pieces = max(1, -(-entries // piece))
     parts = {
         f"part_{name}": room((pieces, 2, *shape[1:]), kind, call.outputs[0])
         for name, (kind, _) in fold.state.items()
@@ -339,7 +344,7 @@ def folded(
         return text.where(f"part_{name}", [*at, *text.rest])
 
     zero = text.lanes(f"{name} = {initial}" for name, (_, initial) in fold.state.items())
-    write = [*text.lanes(fold.finish), *text.results(fold.results)]
+    write = text.results(fold.results)
     leave = [text.store(f"part_{n}", part(n, ["piece", "slot"]), of(n)) for n in fold.state]
     after = [
         "if begin >= start and end <= stop:",
@@ -376,7 +381,7 @@ def folded(
 
 def applied(
     loads: Mapping[str, tuple[str, Sequence[str]]],
-    kept: Mapping[str, tuple[str, str]],
+    kept: Mapping[str, str],
     results: Mapping[str, str],
     shape: Sequence[int],
     operands: Mapping[str, View],
@@ -386,18 +391,18 @@ def applied(
     """Return the launch that writes what is made of each entry and of what its row was folded to.
 
     Args:
-        kept: names of that, with their types, and the operand that has it by row. loads: see
-            `Fold`. results: texts by the operand that has them by entry, which are zero of entries
-            of no row. shape: see `folded`.
+        loads: see `Fold`. kept: names of that, and the operand that has it by row.
+        results: texts by the operand that has them by entry, which are zero of entries of no row.
+        shape: see `folded`.
     """
     own = numbered(len(shape))
-    fold = Fold(kept, loads, [], [], {})
+    fold = Fold(dict.fromkeys(kept, ("", "")), loads, [], [], {})
     written = {name: ["e", *own[1:]] for name in results}
     text = _Text(fold, shape, operands, entries, written)
     before = []
-    for name, (_, operand) in kept.items():
+    for name, operand in kept.items():
         names = [text.lane(name, lane) for lane in range(text.width)]
         before.append(text.load(names, operand, text.where(operand, own)))
     walk = text.walk(shape[0], before, results, [])
-    pieces = max(1, -(-entries // piece_of(entries)))
+    pieces = max(1, -(-entries // text.piece))
     return each_element(walk, (pieces, *text.axes), operands, status, "sums").launches

@@ -32,7 +32,6 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 TOGETHER = 4 if SIMULATED else 16  # entries of a group of threads, which finds the first's row
-_CHUNKS = 4  # of rows, that a thread loads at once
 
 
 def _sums(
@@ -78,22 +77,19 @@ def spmm_mean_grad(call: Call) -> DeviceEntry:
 def spmm_max(call: Call) -> DeviceEntry:
     """Return the entry of the largest of rows of x by a matrix's entries, and which these were."""
     (x, indptr, indices, _, _, *numbers), (y, chosen) = views(call)
-    kind = wide(x.dtype)
-    term = [
-        "if best < 0 or one > most or (one != one and most == most):",
-        "    most, best = one, int64(column)",
-    ]
-    better = "best < 0 or more_most > most or (more_most != more_most and most == most)"
-    merge = [f"if more_best >= 0 and ({better}):", "    most, best = more_most, more_best"]
-    finish = []
-    if numbers:
-        finish = [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
+    kind, index = wide(x.dtype), "int32" if x.shape[0] < 2**31 else "int64"
+    better = "(best < 0) | ((most == most) & ((NEW > most) | (NEW != NEW)))"  # branches take longer
+    term = [f"better = {better.replace('NEW', 'one')}"]
+    term += ["most = one if better else most", f"best = {index}(column) if better else best"]
+    merge = [f"better = (more_best >= 0) & ({better.replace('NEW', 'more_most')})"]
+    merge += ["most = more_most if better else most", "best = more_best if better else best"]
+    named = f"numbers[{place('numbers', ['best'])}] if best >= 0 else -1" if numbers else "best"
     operands = {"x": x, "indptr": indptr, "indices": indices, "y": y, "chosen": chosen}
     operands |= {"numbers": numbers[0]} if numbers else {}
     status, statuses = checked(call, x.shape[0], indices.size)
-    state = {"most": (kind, f"{kind}(0)"), "best": ("int64", "int64(-1)")}
-    results, loads = {"y": "most", "chosen": "best"}, {"one": ("x", ["column", "at_1"])}
-    fold = Fold(state, loads, term, merge, results, finish, x.shape[0])
+    state = {"most": (kind, f"{kind}(0)"), "best": (index, f"{index}(-1)")}
+    results, loads = {"y": "most", "chosen": named}, {"one": ("x", ["column", "at_1"])}
+    fold = Fold(state, loads, term, merge, results, x.shape[0])
     launches = folded(call, fold, y.shape, operands, indices.size, status)
     return DeviceEntry(launches, status, statuses)
 
@@ -121,25 +117,31 @@ def sddmm(call: Call) -> DeviceEntry:
     if y.size == 0 or rows == 0:
         return fill(y, 0)
     width = width_along((a, b), depth, (8, 4, 2))
-    lanes = min(WARP, max(2, 1 << (-(-depth // (_CHUNKS * width)) - 1).bit_length()))
+    held = 32 if width == 8 else 16  # elements of a row that a thread loads at once
+    lanes = max(2, 8 // width, 1 << (-(-depth // held) - 1).bit_length())
+    lanes = min(WARP, lanes)
     first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
     ends, columns = f"indptr[{place('indptr', ['row + 1'])}]", b.shape[0]
+    begin, each = _dot(kind, (a, b), lanes, width, held // width)
     body = [
         f"scratch = cuda.shared.array({THREADS}, {kind})",
-        f"begin, outside = at_0 * {TOGETHER}, int64(0)",
+        f"begin, outside = at_0 * {TOGETHER}, 0",
         "e = begin",
         *row_of("row", rows),
         f"first, last, end = {first}, min({last}, int64({y.size})), {ends}",
-        f"for e in range(begin, begin + {TOGETHER}):",
-        f"    total = {kind}(0)",
+        *begin,
+        f"for n in range({TOGETHER}):",
+        f"    e, total = begin + n, {kind}(0)",
         "    if first <= e and e < last:",
-        f"        while row + 1 < {rows} and end <= e:",
-        "            row += 1",
-        f"            end = {ends}",
+        f"        if row + 1 < {rows} and end <= e:",
+        f"            while row + 1 < {rows} and end <= e:",
+        "                row += 1",
+        f"                end = {ends}",
+        *("            " + line for line in begin),
         f"        column = int64(indices[{place('indices', ['e'])}])",
-        f"        if column < 0 or column >= {columns}: outside = int64(1)",
+        f"        if column < 0 or column >= {columns}: outside = 1",
         "        else:",
-        *(" " * 12 + line for line in _dot(kind, depth, lanes, width)),
+        *(" " * 12 + line for line in each),
         "    total = fold_sum(total, scratch)",
         f"    if at_1 == 0 and e < {y.size}: y[{place('y', ['e'])}] = {y.dtype}(total)",
         f"if outside != 0: status[0] = {COLUMN}",
@@ -153,38 +155,60 @@ def sddmm(call: Call) -> DeviceEntry:
     return DeviceEntry((*looked.launches, *made.launches), status, statuses)
 
 
-def _dot(kind: str, depth: int, lanes: int, width: int) -> list[str]:
-    """Return the statements that add a thread's part of a product of two rows to `total`.
+def _dot(
+    kind: str, operands: Sequence[View], lanes: int, width: int, chunks: int
+) -> tuple[list[str], list[str]]:
+    """Return the statements of a thread at a new row of a, and those that add its part of the
+    product with a row of b to `total`.
 
-    What several products are made of is loaded before.
+    A row of a that a thread loads at once, `chunks` of neighbouring elements, it keeps.
     """
-    step, lines = lanes * width, []
+    (a, b), step = operands, lanes * width
+    depth = a.shape[1]
     whole, rest = divmod(depth, step)
-    for name, row in (("a", "row"), ("b", "column")):
-        lines.append(f"at_{name} = {place(name, [row, f'at_1 * {width}'])}")
+    place_of = {}
+    for name, view, row in (("a", a, "row"), ("b", b, "column")):
+        found = place(name, [row, f"at_1 * {width}"])
+        narrow = view.size and view.reach < 2**31  # products of 64 bits take four times as long
+        terms = f"uint32({row}) * uint32(s_{name}_0) + uint32(at_1 * {width} * s_{name}_1)"
+        place_of[name] = f"uint32(uint32(o_{name}) + {terms})" if narrow else found
 
-    def parts(count: int, indent: str) -> list[str]:
-        loads, sums_of = [], []
-        for n in range(count):
-            for name in "ab":
-                names = [f"{name}{n}_{lane}" for lane in range(width)]
-                where = f"at_{name} + {n * step} * s_{name}_1"
-                one = load(names, name, where) if width > 1 else f"{names[0]} = {name}[{where}]"
-                loads.append(indent + one)
-            pairs = [(f"{kind}(a{n}_{lane})", f"{kind}(b{n}_{lane})") for lane in range(width)]
-            sums_of += [f"{indent}total += {left} * {right}" for left, right in pairs]
-        return [*loads, *sums_of]
+    def loads(name: str, n: int, chunk: int) -> list[str]:
+        """Return the statements that load a chunk, of a's as it is computed."""
+        names = [f"{name}{n}_{lane}" for lane in range(width)]
+        where = f"at_{name} + {chunk * step} * s_{name}_1"
+        one = load(names, name, where) if width > 1 else f"{names[0]} = {name}[{where}]"
+        return [one, *(f"{x} = {kind}({x})" for x in names)]
 
-    turns, left = divmod(whole, _CHUNKS)
-    if turns:
-        lines += [f"for _ in range({turns}):", *parts(_CHUNKS, "    ")]
-        lines += [f"    at_{name} += {_CHUNKS * step} * s_{name}_1" for name in "ab"]
-    lines += parts(left, "")
+    def products(count: int) -> list[str]:
+        pairs = [(f"a{n}_{lane}", f"b{n}_{lane}") for n in range(count) for lane in range(width)]
+        return [f"total += {left} * {right}" for left, right in pairs]
+
+    def both(count: int, name: str) -> list[str]:
+        return [line for n in range(count) for line in loads(name, n, n)]
+
+    begin, each = [f"at_a = {place_of['a']}"], [f"at_b = {place_of['b']}"]
+    if whole + (rest > 0) <= chunks:
+        count = whole + (rest > 0)
+        for name, lines in (("a", begin), ("b", each)):
+            lines += both(whole, name)
+            if rest:
+                lines += [
+                    *(f"{name}{whole}_{lane} = {kind}(0)" for lane in range(width)),
+                    f"if at_1 * {width} < {rest}:",
+                    *("    " + line for line in loads(name, whole, whole)),
+                ]
+        return begin, [*each, *products(count)]
+    turns, left = divmod(whole, chunks)
+    each.append("from_a = at_a")
+    parts = [*both(chunks, "a"), *both(chunks, "b"), *products(chunks)]
+    each += [f"for _ in range({turns}):", *("    " + line for line in parts)]
+    each += [f"    at_{name} += {chunks * step} * s_{name}_1" for name in "ab"]
+    each += [*both(left, "a"), *both(left, "b"), *products(left)]
     if rest:
-        for name in "ab":
-            lines.append(f"at_{name} += {left * step} * s_{name}_1")
-        lines += [f"if at_1 * {width} < {rest}:", *parts(1, "    ")]
-    return lines
+        tail = [*loads("a", 0, left), *loads("b", 0, left), *products(1)]
+        each += [f"if at_1 * {width} < {rest}:", *("    " + line for line in tail)]
+    return begin, [*each, "at_a = from_a"]
 
 
 _ENTRY = ["e", "at_1"]
@@ -195,25 +219,26 @@ def _segments(
     state: Mapping[str, tuple[str, str]],
     term: Sequence[str],
     merge: Sequence[str],
+    results: Mapping[str, str],
     made: str,
 ) -> DeviceEntry:
     """Return the entry of a fold of each row's entries, and of what is made of an entry and it.
 
-    made: the text of that, where x0 and so on are elements of the operands.
+    results: by name, texts of what is kept of a row's fold. made: the text of the result, where x0
+    and so on are elements of the operands.
     """
     (*reals, indptr), (y,) = views(call)
     rows, (entries, width) = max(indptr.size - 1, 0), y.shape
     if y.size == 0 or rows == 0:
         return fill(y, 0)
     status, statuses = checked(call, 1, entries)
-    kept = {
-        f"row_{n}": room((rows, width), kind, call.outputs[0]) for n, (kind, _) in state.items()
-    }
+    kind = wide(y.dtype)
+    kept = {f"row_{name}": room((rows, width), kind, call.outputs[0]) for name in results}
     operands = {f"of_{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, **kept}
     loads = {f"x{n}": (f"of_{n}", _ENTRY) for n, _ in enumerate(reals)}
-    fold = Fold(state, loads, term, merge, {f"row_{name}": name for name in state})
+    fold = Fold(state, loads, term, merge, {f"row_{name}": x for name, x in results.items()})
     launches = folded(call, fold, (rows, width), operands, entries, status)
-    given = {name: (kind, f"row_{name}") for name, (kind, _) in state.items()}
+    given = {name: f"row_{name}" for name in results}
     about = (rows, width), {**operands, "y": y}, entries, status
     launches += applied(loads, given, {"y": made}, *about)
     return DeviceEntry(launches, status, statuses)
@@ -226,7 +251,8 @@ def segment_softmax(call: Call) -> DeviceEntry:
     term = ["value = x0", *largest_and_sum(kind, ["total"])]
     state = {"most": (kind, f"{kind}(-inf)"), "total": (kind, f"{kind}(0)")}
     merge = merged(kind, ["total"])
-    return _segments(call, state, term, merge, "exp(x0 - most) / total")
+    kept = {"most": "most", "share": f"{kind}(1) / total"}
+    return _segments(call, state, term, merge, kept, "exp(x0 - most) * share")
 
 
 @variant("segment_softmax_grad", "numba", processor="cuda")
@@ -234,6 +260,5 @@ def segment_softmax_grad(call: Call) -> DeviceEntry:
     """Return the entry of softmax's gradient over each row's entries."""
     kind = wide(call.inputs[0].dtype.name)
     state = {"total": (kind, f"{kind}(0)")}
-    return _segments(
-        call, state, ["total += x0 * x1"], ["total += more_total"], "x1 * (x0 - total)"
-    )
+    term, merge, kept = ["total += x0 * x1"], ["total += more_total"], {"total": "total"}
+    return _segments(call, state, term, merge, kept, "x1 * (x0 - total)")
