@@ -35,6 +35,7 @@ _FAMILIES = (
     "indexing.bags",
     "indexing.taps",
     "indexing.lines",
+    "indexing.cumulative",
     "indexing.trees",
     "indexing.writing",
     "graphs.rows",

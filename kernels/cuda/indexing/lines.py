@@ -1,8 +1,4 @@
-"""Sums along a line, and its k greatest elements: what looks at all of an axis, in order.
-
-Where neighbouring lines lie side by side, a thread has a line; else a block has one, and its
-threads neighbouring elements of it. The layout decides in which order sums are added, nothing else.
-"""
+"""The k greatest elements of a line, and blocks that each have a line or a part of one."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +13,11 @@ from soapstone.dtypes import kind_of
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
-from soapstone.kernels.cuda.substrate.element import each_element, numbered, parameters, place
-from soapstone.kernels.cuda.substrate.folds import MOST, accumulator, folds
+from soapstone.kernels.cuda.substrate.element import numbered, parameters, place
+from soapstone.kernels.cuda.substrate.folds import MOST, SCANS, folds
 from soapstone.kernels.cuda.substrate.grid import blocks_of, rounded
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.cuda.substrate.vectors import VECTORS
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -31,82 +27,42 @@ ROUNDS = 4 if SIMULATED else 32  # that cost less than a look at each bit
 @cache
 def compiled(source: str) -> Kernel:
     """Return the kernel `line` of a source text."""
-    return built("line", source, SCRATCH=MOST if SIMULATED else WARP, **folds(False))
+    scratch = MOST if SIMULATED else WARP
+    return built("line", source, SCRATCH=scratch, **folds(False), **SCANS, **VECTORS)
 
 
 def block_a_line(
-    head: Sequence[str], body: Sequence[str], axis: int, operands: Mapping[str, View], shape: Any
+    head: Sequence[str],
+    body: Sequence[str],
+    axis: int,
+    operands: Mapping[str, View],
+    shape: Sequence[int],
+    parts: int = 1,
+    each: int = 1,
 ) -> DeviceEntry:
     """Return the entry of a kernel whose blocks run statements for each line along an axis.
 
     Args:
         head: statements before, of shared memory. body: those of a line of `items` elements, in
-            which at_0 and so on, but for the axis, are its indices. shape: of the whole.
+            which at_0 and so on are its indices, that of the axis one of `parts` of the line.
+        shape: of the whole. each: elements of a thread.
     """
-    others = [(str(d), extent) for d, extent in enumerate(shape) if d != axis]
+    others = [(str(d), parts if d == axis else extent) for d, extent in enumerate(shape)]
     lines, items = math.prod(extent for _, extent in others), shape[axis]
     if lines == 0:
         return DeviceEntry(())
     names, values = parameters(operands)
-    threads = rounded(items)
+    threads = rounded(-(-items // (parts * each)))
     text = [f"def line(lines, items, {', '.join(names)}):"]
     text += ["    " + line for line in head]
     text += ["    thread = cuda.threadIdx.x", "    number = cuda.blockIdx.x"]
     text += ["    while number < lines:"]
-    text += indices("number", others, " " * 8) if others else []
+    text += indices("number", others, " " * 8)
     text += [" " * 8 + line for line in body]
     text += ["        number += cuda.gridDim.x"]
     grid = (blocks_of(lines * threads, threads),)
     launch = Launch(compiled("\n".join(text)), grid, (threads,), (lines, items, *values))
     return DeviceEntry((launch,))
-
-
-@variant("cumsum", "numba", processor="cuda")
-def cumsum(call: Call) -> DeviceEntry:
-    """Return the entry of the sums of all elements up to each one."""
-    (x,), (y,) = views(call)
-    at, axis, kind = call.attributes, call.attributes["axis"], accumulator(x.dtype)
-    if y.size == 0:
-        return DeviceEntry(())
-    operands, here = {"x": x, "y": y}, numbered(len(x.shape))
-    here[axis] = "at"
-    read, to = f"{kind}(x[{place('x', here)}])", f"y[{place('y', here)}]"
-    exclusive, extent = at["exclusive"], x.shape[axis]
-    if any(0 < x.strides[d] < x.strides[axis] for d, e in enumerate(x.shape) if e >= WARP):
-        turned = f"{extent - 1} - n" if at["reverse"] else "n"
-        made = [f"{to} = {y.dtype}(total)", f"total += {read}"]
-        lines = [f"at = {turned}", *(made if exclusive else made[::-1])]
-        body = [f"total = {kind}(0)", f"for n in range({extent}):"]
-        shape = [1 if d == axis else e for d, e in enumerate(x.shape)]
-        return each_element([*body, *("    " + line for line in lines)], shape, operands)
-    threads = rounded(extent)
-    own = "sums[thread - 1] if thread > 0 else " + f"{kind}(0)" if exclusive else "sums[thread]"
-    body = [
-        f"before = {kind}(0)",
-        "chunk = 0",
-        "while chunk < items:",
-        "    n = chunk + thread",
-        f"    at = {'items - 1 - n' if at['reverse'] else 'n'}",
-        f"    value = {kind}(0)",
-        f"    if n < items: value = {read}",
-        "    sums[thread] = value",
-        "    cuda.syncthreads()",
-        "    step = 1",
-        f"    while step < {threads}:",
-        f"        more = {kind}(0)",
-        "        if thread >= step: more = sums[thread - step]",
-        "        cuda.syncthreads()",
-        "        sums[thread] = sums[thread] + more",
-        "        cuda.syncthreads()",
-        "        step = step * 2",
-        "    if n < items:",
-        f"        {to} = {y.dtype}(before + ({own}))",
-        f"    before = before + sums[{threads - 1}]",
-        "    cuda.syncthreads()",
-        f"    chunk += {threads}",
-    ]
-    head = [f"sums = cuda.shared.array({threads}, {kind})"]
-    return block_a_line(head, body, axis, operands, x.shape)
 
 
 def _ranked(dtype: str, largest: bool) -> list[str]:

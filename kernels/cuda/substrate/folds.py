@@ -132,6 +132,44 @@ def over_block(combine: Callable[[Any, Any], Any]) -> Any:
     return device(simulated if SIMULATED else shuffled)
 
 
+def scan_over_block() -> Any:
+    """Return the scan over the threads of a block of one row: the sum of the values of those before
+    each, and of all, `before, total = scan_sum(value, zero, scratch)`."""
+
+    def simulated(value: Any, zero: Any, scratch: Any) -> Any:
+        thread = cuda.threadIdx.x
+        scratch[thread] = value
+        cuda.syncthreads()
+        before = total = zero
+        for other in range(cuda.blockDim.x):
+            before = total if other == thread else before
+            total = total + scratch[other]
+        cuda.syncthreads()
+        return before, total
+
+    def shuffled(value: Any, zero: Any, scratch: Any) -> Any:
+        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        step = 1
+        while step < WARP:
+            other = cuda.shfl_up_sync(EVERYONE, value, step)
+            if lane >= step:
+                value = value + other
+            step = step * 2
+        if lane == WARP - 1:
+            scratch[warp] = value
+        cuda.syncthreads()
+        before = total = zero
+        for other_warp in range(cuda.blockDim.x // WARP):
+            if other_warp == warp:
+                before = total
+            total = total + scratch[other_warp]
+        cuda.syncthreads()
+        other = cuda.shfl_up_sync(EVERYONE, value, 1)
+        return (before + other if lane > 0 else before), total
+
+    return device(simulated if SIMULATED else shuffled)
+
+
 @cache
 def lane_folds(lanes: int) -> dict[str, Any]:
     """Return the folds over each so many neighbours of a warp, by the names of `folds`."""
@@ -143,3 +181,6 @@ def folds(by_warp: bool) -> dict[str, Any]:
     """Return the folds of all monoids, by their names in kernels: `fold_sum` and so on."""
     make = over_warp if by_warp else over_block
     return {f"fold_{name}": make(combine) for name, combine in COMBINE.items()}
+
+
+SCANS: dict[str, Any] = {"scan_sum": scan_over_block()}
