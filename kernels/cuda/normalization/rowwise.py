@@ -12,15 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
+from soapstone.kernels.cuda.elementwise.text import Text, Value
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.reduction.fold import max_extent, spread
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity
 from soapstone.kernels.cuda.substrate.grid import THREADS, blocks_of, rounded
-from soapstone.kernels.cuda.substrate.source import Layout, constant, element, loop, unit
+from soapstone.kernels.cuda.substrate.source import (
+    Layout,
+    constant,
+    element,
+    loaded,
+    loop,
+    pieces,
+    stored,
+    unit,
+)
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
-from soapstone.kernels.cuda.substrate.vectors import VECTORS, load, store, width_of
+from soapstone.kernels.cuda.substrate.vectors import VECTORS, width_of
 
 # Of a row that is kept: items of a thread, and threads; items of all operands, and statements.
 LANES, WIDEST = (8, THREADS) if SIMULATED else (16, MOST)
@@ -144,9 +153,12 @@ def rowwise(
         if fit is not None:
             lines += _unrolled(layout, walk, fit, held, indent)
         else:
-            after = [*walk.after, *(f"{y}[PLACE_{y}] = {value}" for y, value in walk.stores)]
-            span = ("cuda.threadIdx.x", "items", "cuda.blockDim.x")
-            lines += loop(layout, walk.text, names, after, span, indent)
+            reads, threads = walk.reads(layout), ("cuda.threadIdx.x", str(block[0]))
+            used = [*reads, *(name for name, _ in walk.stores)]
+            of = pieces(layout, used, len(walk.text.lines) + len(walk.after))
+            lines += loop(
+                layout, walk.text, reads, walk.after, threads, indent, of, walk.stores
+            )
         lines += [" " * 8 + line for line in end]
     if row is not None:
         last = Text("r")
@@ -213,27 +225,16 @@ def _unrolled(layout: Layout, walk: _Pass, fit: _Fit, held: set[str], indent: st
         lanes = range(group * fit.width, (group + 1) * fit.width)
         lines += layout.item(at, deeper, str(lanes[0]))
         for name in reads:
-            if name in held:
-                continue
-            place, own = layout.place(name, at, str(lanes[0])), [f"{name}_{n}" for n in lanes]
-            if fit.width == 1:
-                lines.append(f"{deeper}{own[0]} = {layout.read(name, place)}")
-                continue
-            lines.append(deeper + load(own, name, place))
-            dtype = layout.operands[name].dtype
-            if wide(dtype) != dtype:
-                lines += [f"{deeper}{each} = {wide(dtype)}({each})" for each in own]
+            if name not in held:
+                own = [f"{name}_{n}" for n in lanes]
+                lines += [deeper + line for line in loaded(layout, name, at, own, str(lanes[0]))]
         for lane in lanes:
             item = at if lane == lanes[0] else f"({at} + {lane - lanes[0]})"
             for line in (*walk.text.lines, *walk.after):
-                lines.append(deeper + unit(line, lane, layout).replace("ITEM", item))
+                lines.append(deeper + unit(line, lane, item, layout, fit.width))
         for name, value in walk.stores:
-            place = layout.place(name, at, str(lanes[0]))
-            values = [unit(value, lane, layout) for lane in lanes]
-            written = (
-                store(name, place, values) if fit.width > 1 else f"{name}[{place}] = {values[0]}"
-            )
-            lines.append(deeper + written)
+            values = [unit(value, lane, "", layout, fit.width) for lane in lanes]
+            lines.append(deeper + stored(name, layout.place(name, at, str(lanes[0])), values))
     held.update(reads)
     return lines
 

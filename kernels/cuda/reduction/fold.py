@@ -9,17 +9,28 @@ in order: no result depends on which block ends first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
-from soapstone.kernels.cuda.elementwise.pointwise import pointwise
+from soapstone.kernels.cuda.elementwise.pointwise import pointwise, touched
 from soapstone.kernels.cuda.elementwise.text import Text, Value
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.cuda.substrate.arrays import View, scratch
-from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity
-from soapstone.kernels.cuda.substrate.grid import THREADS, rounded
-from soapstone.kernels.cuda.substrate.source import Layout, constant, element, loop
+from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity, lane_folds
+from soapstone.kernels.cuda.substrate.grid import THREADS, resident, rounded
+from soapstone.kernels.cuda.substrate.source import (
+    IN_FLIGHT,
+    Layout,
+    Pieces,
+    constant,
+    element,
+    loaded,
+    loop,
+    pieces,
+)
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built, processors
+from soapstone.kernels.cuda.substrate.vectors import VECTORS
 
 Monoids = Sequence[tuple[str, str]]  # of each folded value: sum, prod, max or min, and its type
 # Of each element's operands to what is folded; of what was folded and the kept operands to outputs.
@@ -28,10 +39,12 @@ Epilogue = Callable[[Text, Sequence[Value]], Sequence[Value]]
 
 
 @cache
-def compiled(source: str, by_warp: bool) -> Kernel:
-    """Return the kernel `fold` of a source text."""
+def compiled(source: str, lanes: int) -> Kernel:
+    """Return the kernel `fold` of a source text; lanes: threads that fold, more than a warp's are a
+    block's."""
     scratch_words = MOST if SIMULATED else WARP
-    return built("fold", source, SCRATCH=scratch_words, **INTEGERS, **folds(by_warp))
+    made = lane_folds(lanes) if lanes <= WARP else folds(by_warp=False)
+    return built("fold", source, SCRATCH=scratch_words, **INTEGERS, **VECTORS, **made)
 
 
 def unchanged(text: Text, values: Sequence[Value]) -> Sequence[Value]:
@@ -68,14 +81,17 @@ def fold(
     small = {f"k{n}": spread(view, shape, axes) for n, view in enumerate(kept)}
     made = {f"y{n}": spread(view, shape, axes) for n, view in enumerate(outputs)}
     layout = Layout({**folded, **small, **made}, axes)
-    inner = _step(layout.inner.strides[0]) <= _step(layout.outer.strides[0])
-    parts, grid, block = _geometry(layout, inner or layout.rows == 1)
-    if parts == 1:
-        return _launch(layout, monoids, (parts, grid, block), prologue, epilogue, len(made))
-    count = parts * layout.rows
+    text = Text()
+    values = prologue(text, [element(layout, name) for name in folded])
+    taken = [text.cast(value, kind).name for value, (_, kind) in zip(values, monoids, strict=True)]
+    item = text, taken
+    geometry = _geometry(layout, item, len(monoids))
+    if geometry.parts == 1:
+        return _launch(layout, monoids, geometry, item, epilogue, inputs, (*kept, *outputs))
+    count = geometry.parts * layout.rows
     partial = [scratch(count, kind, inputs[0].span) for _, kind in monoids]
-    first = _launch(layout, monoids, (parts, grid, block), prologue, None, 0, partial)
-    wide = (parts, *layout.outer.extents)
+    first = _launch(layout, monoids, geometry, item, None, inputs, partial)
+    wide = (geometry.parts, *layout.outer.extents)
     steps = [1]
     for extent in wide[:0:-1]:
         steps.insert(0, steps[0] * extent)
@@ -119,110 +135,177 @@ def _step(strides: Sequence[int]) -> int:
     return min((step for step in strides if step), default=1 << 60)
 
 
-def _geometry(layout: Layout, inner: bool) -> tuple[int, tuple[int, ...], tuple[int, int]]:
-    """Return parts, grid (outputs, parts) and block (threads along x, along y)."""
-    full = processors() * (2 if SIMULATED else 8)  # blocks that fill the GPU
-    if not inner:
-        across = min(-(-layout.rows // WARP), full)
-        high = max(1, min(THREADS // WARP, layout.items))
-        parts = max(1, min(full // across, layout.items // (4 * high)))
-        return parts, (across, parts), (WARP, high)
-    if layout.items <= (64 if SIMULATED else 512) and layout.rows > 1:
-        high = max(1, min(THREADS // WARP, layout.rows))
-        return 1, (min(-(-layout.rows // high), full), 1), (WARP, high)
-    threads = rounded(-(-layout.items // 4))
-    across = min(layout.rows, full)
-    parts = max(1, min(full // across, layout.items // (4 * threads)))
-    return parts, (across, parts), (threads, 1)
+Item = tuple[Text, Sequence[str]]  # statements of an element, and the values that are folded
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How a fold is cut.
+
+    Attributes:
+        of: what a thread takes at once; of rows, where neighbouring threads have neighbouring rows.
+        across: blocks that share rows out. block: threads along x, along y.
+        parts: of a row, each of so many `steps` of a thread but the last.
+    """
+
+    of: Pieces
+    across: int
+    block: tuple[int, int]
+    parts: int = 1
+    steps: int = 0
+
+    @property
+    def span(self) -> int:
+        """Neighbouring rows that a block has at a time."""
+        wide, high = self.block
+        return wide * self.of.width if self.of.rows else high
+
+
+def _geometry(layout: Layout, item: Item, folded: int) -> _Geometry:
+    """Return how a fold is cut; folded: how many values are."""
+    text, _ = item
+    names = [name for name in layout.operands if name[0] == "x"]
+    statements = len(text.lines) + folded
+    rows = layout.rows > 1 and _step(layout.inner.strides[0]) > _step(layout.outer.strides[0])
+    of = pieces(layout, names, statements, rows)
+    if not rows:
+        return _along(layout, of)
+    found = _across(layout, of)
+    if found.across * found.parts < processors():  # there is little to read
+        found = _across(layout, Pieces(rows=True))
+    return found
+
+
+def _across(layout: Layout, of: Pieces) -> _Geometry:
+    """Return how a fold is cut whose neighbouring threads have neighbouring rows."""
+    wide = WARP
+    while wide > 4 and wide * of.width >= 2 * layout.rows:
+        wide //= 2
+    high = max(1, min(THREADS // wide, layout.items))
+    across = -(-layout.rows // (wide * of.width))
+    return _parted(_Geometry(of, across, (wide, high)), layout.items)
+
+
+def _along(layout: Layout, of: Pieces) -> _Geometry:
+    """Return how a fold is cut whose neighbouring threads have neighbouring items."""
+    steps = -(-layout.items // of.width)
+    if steps <= (64 if SIMULATED else 128) and layout.rows > 1:
+        wide = 8
+        while wide < WARP and wide * IN_FLIGHT < steps:
+            wide *= 2
+        high = max(WARP // wide, min(THREADS // wide, layout.rows))
+        return _parted(_Geometry(of, -(-layout.rows // high), (wide, high)), 1)
+    threads = rounded(-(-steps // IN_FLIGHT))
+    return _parted(_Geometry(of, layout.rows, (threads, 1)), steps)
+
+
+def _parted(of: _Geometry, steps: int) -> _Geometry:
+    """Return a cut of no more blocks than are resident, and parts where there are fewer.
+
+    steps: of all threads that share a row.
+    """
+    wide, high = of.block
+    full, threads = resident(wide * high), high if of.of.rows else wide
+    across, at_once = min(of.across, full), IN_FLIGHT * threads
+    parts = max(1, min(full // across, steps // (2 * at_once)))
+    each = -(-steps // (parts * at_once)) * at_once
+    return replace(of, across=across, parts=-(-steps // each), steps=each)
 
 
 def _launch(
     layout: Layout,
     monoids: Monoids,
-    geometry: tuple[int, tuple[int, ...], tuple[int, int]],
-    prologue: Prologue,
+    geometry: _Geometry,
+    item: Item,
     epilogue: Epilogue | None,
-    outputs: int,
-    partial: Sequence[View] = (),
+    inputs: Sequence[View],
+    others: Sequence[View],
 ) -> DeviceEntry:
-    """Return the launch of one stage; without an epilogue, that of partial results."""
-    parts, grid, block = geometry
-    wide, high = block
-    by_rows = wide == WARP and _is_outer(layout)
-    names = list(layout.operands)
-    inputs = [name for name in names if name[0] == "x"]
-    kept = [name for name in names if name[0] == "k"]
-    text, end = Text(), Text("w")
-    values = prologue(text, [element(layout, name) for name in inputs])
-    taken = [text.cast(value, kind) for value, (_, kind) in zip(values, monoids, strict=True)]
-    after = [combined(f"a{n}", taken[n].name, m) for n, (m, _) in enumerate(monoids)]
+    """Return the launch of one stage; without an epilogue, that of partial results.
+
+    inputs: as they were given; others: what else is read or written; the partial results.
+    """
+    text, taken = item
+    of, (wide, high), parted = geometry.of, geometry.block, geometry.parts > 1
+    names = [name for name in layout.operands if name[0] == "x"]
+    kept = [name for name in layout.operands if name[0] == "k"]
+    end = Text("w")
     if epilogue is None:
         writes = [f"p{n}[cuda.blockIdx.y * rows + row] = a{n}" for n in range(len(monoids))]
     else:
         ends = [Value(f"a{n}", kind) for n, (_, kind) in enumerate(monoids)]
         made = epilogue(end, [*ends, *(constant(layout, name) for name in kept)])
-        writes = []
-        for n, value in enumerate(made):
-            stored = end.cast(value, layout.operands[f"y{n}"].dtype).name
-            writes.append(f"y{n}[b_y{n}] = {stored}")
-        assert len(made) == outputs
-    head = ["rows", "items", "parts", *layout.parameters, *(f"p{n}" for n, _ in enumerate(partial))]
-    lines = [f"def fold({', '.join(head)}):"]
-    kinds = sorted({kind for _, kind in monoids})
-    if by_rows:
-        size = wide * high
+        results = [
+            end.cast(value, layout.operands[f"y{n}"].dtype).name for n, value in enumerate(made)
+        ]
+        writes = [f"{name}_s = {layout.read(name, f'b_{name}')}" for name in kept]
+        writes += end.lines
+        writes += [f"y{n}[b_y{n}] = {result}" for n, result in enumerate(results)]
+    partial = [f"p{n}" for n, _ in enumerate(others)] if epilogue is None else []
+    lines = [f"def fold({', '.join(['rows', 'items', 'each', *layout.parameters, *partial])}):"]
+    if of.rows:
+        size = geometry.span * high
         lines += [f"    s_{n} = cuda.shared.array({size}, {k})" for n, (_, k) in enumerate(monoids)]
     else:
+        kinds = sorted({kind for _, kind in monoids})
         lines += [f"    s_{kind} = cuda.shared.array(SCRATCH, {kind})" for kind in kinds]
-    if parts == 1:
-        lines += ["    begin = 0", "    end = items"]
-    else:
-        lines += ["    begin = items * cuda.blockIdx.y // parts"]
-        lines += ["    end = items * (cuda.blockIdx.y + 1) // parts"]
-    own, step = ("x", "y") if by_rows else ("y", "x")
     lines += [
-        f"    first = cuda.blockIdx.x * cuda.blockDim.{own}",
+        f"    first = cuda.blockIdx.x * {geometry.span}",
         "    while first < rows:",
-        f"        row = min(first + cuda.threadIdx.{own}, rows - 1)",
-        *layout.row("row", " " * 8),
     ]
-    used = [*inputs, *(kept if epilogue is not None else [])]
-    lines += [
-        f"        {name}_s = {layout.read(name, f'b_{name}')}"
-        for name in used
-        if not layout.varies(name)
+    own = f"cuda.threadIdx.x * {of.width}" if of.rows else "cuda.threadIdx.y"
+    inner = [f"row = min(first + {own}, rows - {of.width if of.rows else 1})"]
+    inner += layout.row("row", "", names)
+    width = of.width if of.rows else 1
+    for name in names:
+        if not layout.varies(name):
+            alike = width == 1 or layout.alike(name, rows=True)
+            lanes = [f"{name}_s{'' if alike else n}" for n in range(1 if alike else width)]
+            inner += loaded(layout, name, "0", lanes, rows=of.rows)
+    suffixes = [f"_{lane}" for lane in range(width)] if of.rows else [""]
+    inner += [
+        f"a{n}{suffix} = {identity(m, kind)}"
+        for n, (m, kind) in enumerate(monoids)
+        for suffix in suffixes
     ]
-    lines += [f"        a{n} = {identity(m, kind)}" for n, (m, kind) in enumerate(monoids)]
-    span = (f"begin + cuda.threadIdx.{step}", "end", f"cuda.blockDim.{step}")
-    lines += loop(layout, text, inputs, after, span, " " * 8)
-    inside = f"cuda.threadIdx.{step} == 0 and first + cuda.threadIdx.{own} < rows"
-    if by_rows:
-        lines += [
-            f"        s_{n}[cuda.threadIdx.y * {wide} + cuda.threadIdx.x] = a{n}"
-            for n, _ in enumerate(monoids)
+    suffix = "_LANE" if of.rows else ""
+    after = [combined(f"a{n}{suffix}", taken[n], m) for n, (m, _) in enumerate(monoids)]
+    thread = ("cuda.threadIdx.y", str(high)) if of.rows else ("cuda.threadIdx.x", str(wide))
+    part = "cuda.blockIdx.y" if parted else ""
+    inner += loop(layout, text, names, after, thread, "", of, part=part)
+    if of.rows:
+        place = f"cuda.threadIdx.x * {width}"
+        inner += [
+            f"s_{n}[cuda.threadIdx.y * {geometry.span} + {place} + {lane}] = a{n}_{lane}"
+            for n in range(len(monoids))
+            for lane in range(width)
         ]
-        lines += ["        cuda.syncthreads()", f"        if {inside}:"]
-        lines += [f"            for other in range(1, {high}):"]
-        for n, (monoid, _) in enumerate(monoids):
-            other = f"s_{n}[other * {wide} + cuda.threadIdx.x]"
-            lines += [f"                c{n} = {other}"]
-            lines += [f"                {combined(f'a{n}', f'c{n}', monoid)}"]
+        inner += ["cuda.syncthreads()", f"column = cuda.threadIdx.y * {wide} + cuda.threadIdx.x"]
+        inner += [f"while column < {geometry.span}:", "    row = first + column"]
+        inner += ["    if row < rows:"]
+        final = [f"a{n} = s_{n}[column]" for n, _ in enumerate(monoids)]
+        final += [f"for other in range(1, {high}):"] if high > 1 else []
+        for n, (monoid, _) in enumerate(monoids if high > 1 else []):
+            final += [f"    c{n} = s_{n}[other * {geometry.span} + column]"]
+            final += [f"    {combined(f'a{n}', f'c{n}', monoid)}"]
+        tail = [f"    column += {wide * high}", "cuda.syncthreads()"]
     else:
-        lines += [f"        a{n} = fold_{m}(a{n}, s_{kind})" for n, (m, kind) in enumerate(monoids)]
-        lines += [f"        if {inside}:"]
-    lines += [" " * 12 + line for line in (*end.lines, *writes)]
-    lines += ["        cuda.syncthreads()"] if by_rows else []
-    lines += [f"        first += cuda.gridDim.x * cuda.blockDim.{own}"]
-    arguments = [layout.rows, layout.items, parts, *layout.arguments]
-    arguments += [view.span for view in partial]
-    kernel = compiled("\n".join(lines), wide == WARP)
-    return DeviceEntry((Launch(kernel, grid, block, tuple(arguments)),))
-
-
-def _is_outer(layout: Layout) -> bool:
-    return layout.rows > 1 and not (
-        _step(layout.inner.strides[0]) <= _step(layout.outer.strides[0])
-    )
+        inner += [f"a{n} = fold_{m}(a{n}, s_{kind})" for n, (m, kind) in enumerate(monoids)]
+        inner += ["row = first + cuda.threadIdx.y"]
+        inner += ["if cuda.threadIdx.x == 0 and row < rows:"]
+        final, tail = [], []
+    if epilogue is not None:
+        final += layout.row("row", "", [name for name in layout.operands if name[0] != "x"])
+    indent = " " * (8 if of.rows else 4)
+    inner += [*(indent + line for line in (*final, *writes)), *tail]
+    inner += [f"first += cuda.gridDim.x * {geometry.span}"]
+    lines += [" " * 8 + line for line in inner]
+    arguments = [layout.rows, layout.items, geometry.steps, *layout.arguments]
+    arguments += [view.span for view in others] if epilogue is None else []
+    kernel = compiled("\n".join(lines), WARP if of.rows else wide)
+    nbytes = sum(map(touched, (*inputs, *others)))
+    grid = (geometry.across, geometry.parts)
+    return DeviceEntry((Launch(kernel, grid, (wide, high), tuple(arguments), nbytes=nbytes),))
 
 
 def _empty(

@@ -9,7 +9,7 @@ from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, processors
 from soapstone.native.walks import Walk, memory_order, merge
 
 THREADS = 64 if SIMULATED else 256  # of a block, at most
-RESIDENT = 2048  # threads that a multiprocessor holds
+RESIDENT, MOST_BLOCKS = 2048, 32  # threads and blocks that a multiprocessor holds
 
 
 def walk(shape: Sequence[int], strides: Sequence[Sequence[int]], lead: int = 0) -> Walk:
@@ -34,10 +34,15 @@ def rounded(threads: int) -> int:
     return count
 
 
+def resident(threads: int) -> int:
+    """Return how many blocks of so many threads are resident at once on the whole GPU."""
+    each = (4 * THREADS if SIMULATED else RESIDENT) // threads
+    return processors() * max(1, min(MOST_BLOCKS, each))
+
+
 def blocks_of(items: int, threads: int) -> int:
     """Return how many blocks share items out: no more than are resident at once."""
-    most = processors() * max(1, (4 * THREADS if SIMULATED else RESIDENT) // threads)
-    return max(1, min(-(-items // threads), most))
+    return max(1, min(-(-items // threads), resident(threads)))
 
 
 def flat_launch(items: int, each: int = 1) -> tuple[int, int]:

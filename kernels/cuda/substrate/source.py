@@ -8,13 +8,15 @@ where it does not vary along the items.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.grid import walk
-from soapstone.kernels.cuda.substrate.vectors import aligned
+from soapstone.kernels.cuda.substrate.vectors import WIDTHS, aligned, load, store, width_of
 
 
 class Layout:
@@ -50,11 +52,40 @@ class Layout:
         return any(self._inner[name])
 
     def together(self, name: str, width: int) -> bool:
-        """Return whether an operand's items can be loaded so many at a time, or are the same."""
-        steps, fits = self._inner[name], self.items % width == 0
+        """Return whether so many neighbouring items of an operand can be loaded at once, or are the
+        same, whichever of them begins at a multiple of the width."""
+        (*inner, step), outer = self._inner[name], self._outer[name]
         if not self.varies(name):
             return True
-        return fits and steps == (1,) and aligned(self.operands[name], width, self._outer[name])
+        if self.inner.extents[-1] % width:
+            return False
+        fits = step == 1 and aligned(self.operands[name], width, (*outer, *inner))
+        return step == 0 or fits
+
+    def across(self, name: str, width: int) -> bool:
+        """Return the same of neighbouring rows."""
+        (*outer, step), inner = self._outer[name], self._inner[name]
+        if self.outer.extents[-1] % width:
+            return False
+        fits = step == 1 and aligned(self.operands[name], width, (*outer, *inner))
+        return step == 0 or fits
+
+    def shifted(self, names: Sequence[str], width: int) -> bool:
+        """Return whether pieces of rows of operands can be loaded at once from the first boundary
+        in a row on, which is at the same item in all of them."""
+        views = [self.operands[name] for name in names]
+        apart = [(view.offset, *self._outer[name]) for view, name in zip(views, names)]
+        return (
+            self.inner.rank == 1
+            and self.items >= 4 * width
+            and all(self._inner[name] == (1,) for name in names)
+            and all(aligned(replace(view, offset=0), width) for view in views)
+            and len({tuple(step % width for step in each) for each in apart}) == 1
+        )
+
+    def alike(self, name: str, rows: bool = False) -> bool:
+        """Return whether neighbouring items of an operand, or rows, are the same."""
+        return not (self._outer if rows else self._inner)[name][-1]
 
     @property
     def parameters(self) -> list[str]:
@@ -77,10 +108,13 @@ class Layout:
             made += [span, view.offset, *self._outer[name], *self._inner[name]]
         return made
 
-    def row(self, row: str, indent: str) -> list[str]:
-        """Return the statements that find a row: `b_NAME`, where an operand's first item is."""
+    def row(self, row: str, indent: str, names: Sequence[str] | None = None) -> list[str]:
+        """Return the statements that find a row: `b_NAME`, where an operand's first item is.
+
+        names: the operands that are looked for, by default all.
+        """
         lines = self._split(row, "e", self.outer.extents, "i")
-        for name in self.operands:
+        for name in self.operands if names is None else names:
             terms = [f"o_{name}"]
             terms += [f"i{d} * s_{name}_{d}" for d, step in enumerate(self._outer[name]) if step]
             lines.append(f"b_{name} = {' + '.join(terms)}")
@@ -126,7 +160,45 @@ class Layout:
         return [*lines, f"{to}0 = {rest}"]
 
 
-IN_FLIGHT = 4  # items that a thread loads before it computes
+IN_FLIGHT = 4  # items that a thread loads before it computes, or pieces of all operands
+# Of a loop: statements of the items that are loaded together, and their elements.
+MOST_STATEMENTS, MOST_HELD = 400, 64
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a thread takes neighbours at once: so many `items` of a row, or `rows` at one item.
+
+    Attributes:
+        width: how many.
+        rows: whether they are rows; else they are items.
+        shifted: whether the first boundary of a row is not its first item, nor the last its end.
+    """
+
+    width: int = 1
+    rows: bool = False
+    shifted: bool = False
+
+
+def pieces(
+    layout: Layout, names: Sequence[str], statements: int, rows: bool = False
+) -> Pieces:
+    """Return how neighbours of operands are taken at once: 16 bytes of most where it is possible.
+
+    names: operands that are read, or written. statements: of one item. rows: whether neighbouring
+    rows are, and not items.
+    """
+    views = [layout.operands[name] for name in names if rows or layout.varies(name)]
+    for width in sorted({width_of(views), min(WIDTHS)}, reverse=True):
+        if not views or width * statements > MOST_STATEMENTS or width * len(views) > MOST_HELD:
+            continue
+        fits = layout.across if rows else layout.together
+        if all(fits(name, width) for name in names):
+            if any(not layout.alike(name, rows) for name in names):
+                return Pieces(width, rows)
+        elif not rows and layout.shifted([n for n in names if layout.varies(n)], width):
+            return Pieces(width, shifted=True)
+    return Pieces(rows=rows)
 
 
 def loop(
@@ -134,8 +206,12 @@ def loop(
     text: Text,
     reads: Sequence[str],
     after: Sequence[str],
-    span: tuple[str, str, str],
+    threads: tuple[str, str],
     indent: str,
+    of: Pieces = Pieces(),
+    stores: Sequence[tuple[str, str]] = (),
+    ahead: Callable[[Sequence[Callable[[str], str]]], Sequence[str]] | None = None,
+    part: str = "",
 ) -> list[str]:
     """Return the loop of a thread over items: loads, the statements of `text`, then `after`.
 
@@ -144,42 +220,101 @@ def loop(
 
     Args:
         reads: the operands that are read. after: statements of one item after the others, in which
-            ITEM is its number and PLACE_NAME an operand's index.
-        span: the texts of the first item, of the one after the last, and of the step.
+            ITEM is its number, and LANE, of neighbouring rows, the row's.
+        threads: the texts of the thread's number, and of how many there are.
+        of: what is taken at once. stores: operands that are written, and their values.
+        ahead: makes statements before those of all items that are loaded at once, given what
+            renames a statement for each.
+        part: the number of the part of a row to walk, which has `each` steps; by default all.
     """
-    begin, end, step = span
     used = [name for name in reads if layout.varies(name)]
-    lanes = IN_FLIGHT if len(text.lines) <= 24 else 1
+    thread, step = threads
+    lines = []
 
-    def body(positions: Sequence[str], deeper: str) -> list[str]:
-        loads, sums = [], []
-        for lane, position in enumerate(positions):
-            loads += layout.item(position, deeper, str(lane))
+    def body(positions: Sequence[str], deeper: str, of: Pieces) -> list[str]:
+        loads, sums, writes = [], [], []
+        names = []
+        for number, position in enumerate(positions):
+            first = number * of.width
+            lanes = range(first, first + of.width)
+            item = position if of.rows or of.width == 1 else f"at{number}"
+            if item != position:
+                loads.append(f"{item} = {position} * {of.width}{' + head' if of.shifted else ''}")
+            loads += layout.item(item, "", str(first))
             for name in used:
-                place = layout.place(name, position, str(lane))
-                loads.append(f"{deeper}{name}_{lane} = {layout.read(name, place)}")
-        for lane, position in enumerate(positions):
-            for line in (*text.lines, *after):
-                line = unit(line, lane, layout).replace("ITEM", position)
-                for name in re.findall(r"PLACE_(\w+)", line):
-                    place = layout.place(name, position, str(lane))
-                    line = line.replace(f"PLACE_{name}", place)
-                sums.append(deeper + line)
-        return [*loads, *sums]
+                own = [f"{name}_{lane}" for lane in lanes]
+                loads += loaded(layout, name, item, own, str(first), of.rows)
+            for lane in lanes:
+                at = item if of.rows or lane == first else f"({item} + {lane - first})"
+                names.append(partial(_named, layout, at, lane, of))
+            for name, value in stores:
+                values = [names[lane](value) for lane in lanes]
+                writes.append(stored(name, layout.place(name, item, str(first)), values))
+        sums += ahead(names) if ahead is not None else []
+        sums += [rename(line) for rename in names for line in (*text.lines, *after)]
+        return [deeper + line for line in (*loads, *sums, *writes)]
 
-    lines = [f"{indent}i = {begin}"]
+    count = "items" if of.width == 1 or of.rows else f"items // {of.width}"
+    if of.shifted:
+        first = next(name for name in (*used, *(name for name, _ in stores)))
+        lines += [
+            f"head = (-b_{first}) & {of.width - 1}",
+            f"many = (items - head) // {of.width}",
+            f"i = {thread}",
+            f"while i < items - many * {of.width}:" if not part else
+            f"while {part} == 0 and i < items - many * {of.width}:",
+            f"    rest = i if i < head else i + many * {of.width}",
+            *body(["rest"], "    ", Pieces()),
+            f"    i += {step}",
+        ]
+        count = "many"
+    lines += [f"end = {count}"]
+    if part:
+        lines += [f"i = {part} * each", "end = min(i + each, end)", f"i += {thread}"]
+    else:
+        lines += [f"i = {thread}"]
+    lanes = IN_FLIGHT if of.width == 1 else max(1, IN_FLIGHT // max(1, len(used)))
+    while lanes > 1 and lanes * of.width * len(text.lines) > 24 * IN_FLIGHT:
+        lanes //= 2
     if lanes > 1:
-        lines.append(f"{indent}while i + {lanes - 1} * {step} < {end}:")
+        lines.append(f"while i + {lanes - 1} * {step} < end:")
         positions = ["i", *(f"(i + {lane} * {step})" for lane in range(1, lanes))]
-        lines += body(positions, indent + "    ")
-        lines.append(f"{indent}    i += {lanes} * {step}")
-    lines.append(f"{indent}while i < {end}:")
-    lines += body(["i"], indent + "    ")
-    lines.append(f"{indent}    i += {step}")
+        lines += body(positions, "    ", of)
+        lines.append(f"    i += {lanes} * {step}")
+    lines.append("while i < end:")
+    lines += body(["i"], "    ", of)
+    lines.append(f"    i += {step}")
+    return [indent + line for line in lines]
+
+
+def loaded(
+    layout: Layout,
+    name: str,
+    item: str,
+    own: Sequence[str],
+    lane: str = "",
+    rows: bool = False,
+) -> list[str]:
+    """Return the statements that read neighbours of an operand, of which the first is an item's.
+
+    own: what they are called. rows: whether they are rows, and not items.
+    """
+    place = layout.place(name, item, lane)
+    if len(own) == 1 or layout.alike(name, rows):
+        return [f"{own[0]} = {layout.read(name, place)}"]
+    dtype = layout.operands[name].dtype
+    lines = [load(own, name, place)]
+    if wide(dtype) != dtype:
+        lines += [f"{each} = {wide(dtype)}({each})" for each in own]
     return lines
 
 
-def unit(line: str, lane: int, layout: Layout) -> str:
+def stored(name: str, place: str, values: Sequence[str]) -> str:
+    """Return the statement that writes neighbours of an operand, or one element."""
+    return store(name, place, values) if len(values) > 1 else f"{name}[{place}] = {values[0]}"
+
+
+def _named(layout: Layout, item: str, lane: int, of: Pieces, line: str) -> str:
     """Return a statement of one item, for one of several that are computed together."""
 
     def name(match: re.Match[str]) -> str:
@@ -187,9 +322,18 @@ def unit(line: str, lane: int, layout: Layout) -> str:
         if not found.endswith("_u"):
             return f"{found}_{lane}"
         operand = found[:-2]
-        return f"{operand}_{lane}" if layout.varies(operand) else f"{operand}_s"
+        if not layout.varies(operand):
+            own = of.rows and of.width > 1 and not layout.alike(operand, rows=True)
+            return f"{operand}_s{lane % of.width if own else ''}"
+        return f"{operand}_{lane - lane % of.width if layout.alike(operand, of.rows) else lane}"
 
+    line = line.replace("ITEM", item).replace("LANE", str(lane % of.width))
     return re.sub(r"\b[a-z]\w*_u\b|\bv\d+\b", name, line)
+
+
+def unit(line: str, lane: int, item: str, layout: Layout, width: int) -> str:
+    """Return a statement of one item, for one of several that are kept."""
+    return _named(layout, item, lane, Pieces(width), line)
 
 
 def element(layout: Layout, name: str) -> Value:
