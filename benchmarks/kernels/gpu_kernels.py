@@ -46,6 +46,36 @@ from soapstone.search.cost.machine import Device as Description
 
 SIZES: dict[str, tuple[Case, ...]] = {
     **{name: (case,) for name, case in USUAL.items()},
+    "reduce_sum": (USUAL["reduce_sum"], Case(("8192 4096",), {"axes": (1,)})),
+    "reduce_max": (
+        Case(("8192 4096",), {"axes": (1,)}),
+        Case(("262144 128",), {"axes": (1,)}),
+        Case(("64 3136 64",), {"axes": (1,)}),
+    ),
+    "reduce_mean": (Case(("64 2048 7 7",), {"axes": (2, 3)}), Case(("33554432",), {"axes": (0,)})),
+    "softmax": (USUAL["softmax"], Case(("98304 512",)), Case(("4096 50257",))),
+    "log_softmax": (Case(("4096 8192",)), Case(("4096 32000",))),
+    "cross_entropy": (USUAL["cross_entropy"], Case(("4096 50257", "int64 4096"))),
+    "cross_entropy_grad": (Case(("", "4096 50257", "int64 4096", "4096")),),
+    "rms_norm_grad": (Case(("8192 4096", "8192 4096", "4096", "8192")),),
+    "group_norm": (Case(("32 256 64 64", "256", "256"), {"num_groups": 32}),),
+    "group_norm_grad": (
+        Case(("32 256 64 64", "32 256 64 64", "256", "32 32", "32 32"), {"num_groups": 32}),
+    ),
+    "instance_norm": (Case(("32 64 128 128", "64", "64")),),
+    "argmax": (Case(("4096 50257",), {"axis": 1}), Case(("8192 4096",), {"axis": 1})),
+    "dropout": (Case(("8192 4096", "int64"), {"rate": 0.1, "seed": 7}),),
+    "tanh": (Case(("8192 4096",)),),
+    "silu": (Case(("8192 4096",)),),
+    "erf": (Case(("8192 4096",)),),
+    "exp": (Case(("8192 4096",)),),
+    "gelu_grad": (Case(("8192 4096",) * 2),),
+    "where": (Case(("bool 8192 4096", "8192 4096", "8192 4096")),),
+    "cast": (Case(("8192 4096",), {"to": "float16"}),),
+    "transpose": (
+        Case(("8192 4096",), {"permutation": (1, 0)}),
+        Case(("8 512 12 64",), {"permutation": (0, 2, 1, 3)}),
+    ),
     "matmul": (
         *(Case((f"{n} {n}", f"{n} {n}")) for n in (512, 2048, 4096, 8192)),
         Case(("16 4096", "4096 4096")),

@@ -34,6 +34,8 @@ from soapstone.kernels.cuda.substrate.vectors import VECTORS, width_of
 # Of a row that is kept: items of a thread, and threads; items of all operands, and statements.
 LANES, WIDEST = (8, THREADS) if SIMULATED else (16, MOST)
 MOST_HELD, MOST_STATEMENTS = 64, 400
+Names = Sequence[Callable[[str], str]]  # what renames a statement, for each of some items
+Ahead = Callable[[Names], Sequence[str]]
 Item = Callable[[Text, Sequence[Value], Sequence[Value]], Sequence[Value]]
 Row = Callable[[Text, Sequence[Value], Sequence[Value], Sequence[Value]], Sequence[Value]]
 
@@ -46,13 +48,19 @@ class Phase:
         monoids: of each value that is folded, sum, prod, max or min, and its type.
         item: statements of one element: (text, operands, statistics so far) to what is folded.
         row: (text, folded values, operands that do not vary along the row, statistics so far) to
-            statistics that are added; by default the folded values. Operands that vary are not to
-            be read there.
+            statistics that are added; by default the folded values. Of operands that vary only
+            `taken` is to be read there.
+        powers: whether it is the sum of e to the power of elements less the greatest of them, which
+            the phase before is the fold to: of rows that are not kept both are found at once.
+        places: whether only elements count that are the result of the phase before, or no numbers:
+            threads that have none of them skip it.
     """
 
     monoids: Sequence[tuple[str, str]]
     item: Item
     row: Row = field(default=lambda text, folded, operands, known: folded)
+    powers: bool = False
+    places: bool = False
 
 
 @cache
@@ -64,11 +72,21 @@ def compiled(name: str, source: str, by_warp: bool) -> Kernel:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A walk over a row: statements of an item, and those after them; `stores`: of each output."""
+    """A walk over a row.
+
+    Attributes:
+        text, after: statements of an item, and those after them. stores: of each output.
+        begin, end: statements before and after the walk. condition: of threads that walk.
+        ahead: see `loop`.
+    """
 
     text: Text
     after: Sequence[str] = ()
     stores: Sequence[tuple[str, str]] = ()
+    begin: Sequence[str] = ()
+    end: Sequence[str] = ()
+    condition: str = ""
+    ahead: Ahead | None = None
 
     def reads(self, layout: Layout) -> list[str]:
         """Return the operands that vary along a row, of which it needs elements."""
@@ -111,28 +129,32 @@ def rowwise(
     splats = [name for name in names if not layout.varies(name)]
     fixed = [constant(layout, name) for name in names]
     known: list[Value] = []
-    passes, between = [], []
+    passes = []
     for number, phase in enumerate(phases):
         text = Text()
         values = phase.item(text, [element(layout, name) for name in names], known)
         begin, after, end = [], [], []
+        of_places = any(following.places for following in phases[number + 1 : number + 2])
         totals = [Value(f"a{number}_{n}", kind) for n, (_, kind) in enumerate(phase.monoids)]
         for value, total, (monoid, kind) in zip(values, totals, phase.monoids, strict=True):
             begin.append(f"{total.name} = {identity(monoid, kind)}")
             after.append(combined(total.name, text.cast(value, kind).name, monoid))
+            end += [f"own = {total.name}"] if of_places else []
             end.append(f"{total.name} = fold_{monoid}({total.name}, s_{kind})")
         last = Text(f"w{number}_")
+        condition = f"own == {known[-1].name} or own != own" if phase.places else ""
         known = [*known, *phase.row(last, totals, fixed, known)]
-        passes.append(_Pass(text, after))
-        between.append((begin, [*end, *last.lines]))
+        passes.append(_Pass(text, after, (), begin, [*end, *last.lines], condition))
     if outputs:
         text = Text()
         results = item(text, [element(layout, name) for name in names], known)
         stores = [
             (f"y{n}", text.cast(value, outputs[n].dtype).name) for n, value in enumerate(results)
         ]
-        passes.append(_Pass(text, (), stores))
+        passes.append(_Pass(text, (), stores, condition="inside"))
     fit = _fitting(layout, passes, list(made))
+    if fit is None:
+        passes = _at_once(phases, passes, [element(layout, name) for name in names])
     by_warp, grid, block = _geometry(layout, fit)
     name = "rows" if fit is None else "kept"
     more = ["status"] if status is not None else []
@@ -146,20 +168,19 @@ def rowwise(
     read = [name for name in splats if folded[name].span is not None]
     lines += [f"        {name}_s = {layout.read(name, f'b_{name}')}" for name in read]
     held: set[str] = set()
-    for number, walk in enumerate(passes):
-        begin, end = between[number] if number < len(between) else (["if inside:"], [])
-        lines += [" " * 8 + line for line in begin]
-        indent = " " * (12 if walk.stores else 8)
+    for walk in passes:
+        condition = [f"if {walk.condition}:"] if walk.condition else []
+        lines += [" " * 8 + line for line in (*walk.begin, *condition)]
+        indent = " " * (12 if condition else 8)
         if fit is not None:
             lines += _unrolled(layout, walk, fit, held, indent)
         else:
             reads, threads = walk.reads(layout), ("cuda.threadIdx.x", str(block[0]))
             used = [*reads, *(name for name, _ in walk.stores)]
             of = pieces(layout, used, len(walk.text.lines) + len(walk.after))
-            lines += loop(
-                layout, walk.text, reads, walk.after, threads, indent, of, walk.stores
-            )
-        lines += [" " * 8 + line for line in end]
+            about = layout, walk.text, reads, walk.after, threads, indent
+            lines += loop(*about, of, walk.stores, walk.ahead)
+        lines += [" " * 8 + line for line in walk.end]
     if row is not None:
         last = Text("r")
         values = row(last, known, fixed, known)
@@ -174,6 +195,46 @@ def rowwise(
     arguments += [status] if status is not None else []
     kernel = compiled(name, "\n".join(lines), by_warp)
     return DeviceEntry((Launch(kernel, grid, block, tuple(arguments)),))
+
+
+def taken(operand: int, item: str) -> str:
+    """Return the text that reads an item of a row of one axis, of an operand by its number."""
+    return f"x{operand}[b_x{operand} + {item} * t_x{operand}_0]"
+
+
+def _at_once(
+    phases: Sequence[Phase], passes: Sequence[_Pass], elements: Sequence[Value]
+) -> list[_Pass]:
+    """Return the walks in which a sum of powers is found together with the greatest element.
+
+    A thread's sum is of powers less the greatest element so far, `base`, which is looked for among
+    those that are loaded at once, and multiplied by what it is off when there is a greater one. Of
+    a number that is none, or no limit, the sum is none.
+    """
+    made = list(passes)
+    for number in range(len(phases) - 1, 0, -1):
+        if not phases[number].powers:
+            continue
+        (_, kind), most, total = phases[number].monoids[0], f"a{number - 1}_0", f"a{number}_0"
+        text = Text()
+        greatest = phases[number - 1].item(text, elements, [])[0].name
+        power = phases[number].item(text, elements, [Value("base", kind)])[0].name
+
+        def ahead(
+            names: Names, of: str = greatest, m: str = most, s: str = total
+        ) -> list[str]:
+            lines = [f"top = {names[0](of)}"]
+            lines += [combined("top", rename(of), "greatest") for rename in names[1:]]
+            off = f"    {s} *= exp({m} - top)"
+            return [*lines, f"if top > {m}:", off, f"    {m} = top", "    base = top"]
+
+        first, second = made[number - 1 : number + 1]
+        begin = [*first.begin, *second.begin, f"base = {kind}(0)"]
+        own = [f"base = {most}", *first.end, f"{total} *= exp(base - {most})"]
+        after = [combined(total, power, "sum")]
+        joint = _Pass(text, after, (), begin, [*own, *second.end], ahead=ahead)
+        made[number - 1 : number + 1] = [joint]
+    return made
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
@@ -16,16 +17,18 @@ Values = Sequence[Value]
 
 
 def largest(kind: str) -> Phase:
-    """Return the fold to the largest element of operand 0."""
-    return Phase([("max", kind)], lambda text, x, known: [x[0]])
+    """Return the fold to the largest element of operand 0, of those that are numbers."""
+    return Phase([("greatest", kind)], lambda text, x, known: [x[0]])
 
 
 def powers(kind: str) -> Phase:
     """Return the fold to the sum of e to the power of operand 0 less the statistic before."""
-    return Phase(
-        [("sum", kind)],
-        lambda text, x, known: [text.set(f"exp({x[0].name} - {known[-1].name})", kind)],
-    )
+
+    def item(text: Text, x: Values, known: Values) -> list[Value]:
+        shifted = text.set(f"{x[0].name} - {known[-1].name}", kind)
+        return [text.set(f"exp({shifted.name})", kind)]
+
+    return Phase([("sum", kind)], item, powers=True)
 
 
 def _softmax(name: str, call: Call) -> DeviceEntry:
@@ -40,13 +43,14 @@ def _softmax(name: str, call: Call) -> DeviceEntry:
 
     def item(text: Text, operands: Values, known: Values) -> list[Value]:
         most, end = known
-        shifted = text.set(f"{operands[0].name} - {most.name}", kind).name
+        shifted = text.set(f"{operands[0].name} - {most.name}", kind)
         if "log" in name:
-            return [text.set(f"{shifted} - {end.name}", kind)]
-        return [text.set(f"exp({shifted}) * {end.name}", kind)]
+            return [text.set(f"{shifted.name} - {end.name}", kind)]
+        power = text.set(f"exp({shifted.name})", kind)
+        return [text.set(f"{power.name} * {end.name}", kind)]
 
-    sums = powers(kind)
-    return rowwise([x], [axis], [largest(kind), Phase(sums.monoids, sums.item, total)], [y], item)
+    phases = [largest(kind), replace(powers(kind), row=total)]
+    return rowwise([x], [axis], phases, [y], item)
 
 
 def _softmax_grad(name: str, call: Call) -> DeviceEntry:

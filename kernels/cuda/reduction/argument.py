@@ -23,7 +23,7 @@ def _argument(name: str, call: Call) -> DeviceEntry:
     if x.size == 0:
         return DeviceEntry(())
     axis = at["axis"] % len(x.shape)
-    phases = first_of(name, accumulator(x.dtype), at["select_last_index"])
+    phases = first_of(name, accumulator(x.dtype), x.shape[axis], at["select_last_index"])
     return rowwise([x], [axis], phases, [], lambda t, v, k: [], [y], lambda t, k, o, _: [k[1]])
 
 
@@ -41,4 +41,5 @@ def hardmax(call: Call) -> DeviceEntry:
         hit = f"{known[1].name} == ITEM"
         return [text.set(f"({literal(1, kind)} if {hit} else {literal(0, kind)})", kind)]
 
-    return rowwise([x], [axis], first_of("max", accumulator(x.dtype)), [y], item)
+    phases = first_of("max", accumulator(x.dtype), x.shape[axis])
+    return rowwise([x], [axis], phases, [y], item)

@@ -35,8 +35,17 @@ def _min(a: Any, b: Any) -> Any:
     return a if (a < b or a != a) else b
 
 
+def _greatest(a: Any, b: Any) -> Any:
+    return max(a, b)
+
+
+# `greatest` is the greatest number: unlike `max` it passes over what is none, in one instruction.
 COMBINE: dict[str, Any] = {
-    name: device(f) for name, f in (("sum", _sum), ("prod", _prod), ("max", _max), ("min", _min))
+    name: device(f)
+    for name, f in (
+        *(("sum", _sum), ("prod", _prod), ("max", _max), ("min", _min)),
+        ("greatest", _greatest),
+    )
 }
 
 
@@ -45,9 +54,9 @@ def identity(monoid: str, kind: str) -> str:
     if monoid in ("sum", "prod"):
         return f"{kind}({1 if monoid == 'prod' else 0})"
     if kind.startswith("float"):
-        return f"{kind}({'-inf' if monoid == 'max' else 'inf'})"
+        return f"{kind}({'inf' if monoid == 'min' else '-inf'})"
     info = np.iinfo(kind)
-    return f"{kind}({int(info.min if monoid == 'max' else info.max)})"
+    return f"{kind}({int(info.max if monoid == 'min' else info.min)})"
 
 
 def accumulator(dtype: str) -> str:
@@ -61,6 +70,8 @@ def combined(total: str, value: str, monoid: str) -> str:
     """Return the statement that folds a value into a total."""
     if monoid in ("sum", "prod"):
         return f"{total} = {total} {'+' if monoid == 'sum' else '*'} {value}"
+    if monoid == "greatest":
+        return f"{total} = max({total}, {value})"
     sign = ">" if monoid == "max" else "<"
     return f"{total} = {value} if ({value} {sign} {total} or {value} != {value}) else {total}"
 

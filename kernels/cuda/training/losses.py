@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, sequence
-from soapstone.kernels.cuda.normalization.rowwise import Phase, rowwise
+from soapstone.kernels.cuda.normalization.rowwise import Phase, rowwise, taken
 from soapstone.kernels.cuda.normalization.softmax import largest, powers
 from soapstone.kernels.cuda.reduction.fold import fold
 from soapstone.kernels.cuda.reduction.reduce import clipped
@@ -29,6 +30,13 @@ def _flagged(call: Call, classes: int) -> tuple[DeviceArray, dict[int, str]]:
 def _check(text: Text, label: Value, classes: int) -> None:
     """Add the statement that takes down a label which is no class."""
     text.do(f"if {label.name} < 0 or {label.name} >= {classes}: status[0] = {OUTSIDE}")
+
+
+def _at(text: Text, kind: str, column: Value, count: int) -> Value:
+    """Return the element of operand 0 in a row's column, or zero where that is none of so many."""
+    element = f"{kind}({taken(0, column.name)})"
+    test = f"{column.name} >= 0 and {column.name} < {count}"
+    return text.set(f"({element} if {test} else {literal(0, kind)})", kind)
 
 
 def column(view: View) -> View:
@@ -58,23 +66,17 @@ def _cross_entropy(dense: bool, call: Call) -> DeviceEntry:
         return [text.set(f"{known[0].name} + log({folded[0].name})", kind)]
 
     def part(text: Text, v: Values, known: Values) -> list[Value]:
-        x, e = v
-        if dense:
-            return [text.set(f"{e.name} * ({known[1].name} - {x.name})", kind)]
-        return [text.set(f"({x.name} if {e.name} == ITEM else {literal(0, kind)})", kind)]
+        return [text.set(f"{v[1].name} * ({known[1].name} - {v[0].name})", kind)]
 
     def row(text: Text, known: Values, operands: Values, _: Values) -> list[Value]:
         if dense:
             return [known[1], known[2]]
         _check(text, operands[1], classes)
-        return [known[1], text.set(f"{known[1].name} - {known[2].name}", kind)]
+        own = _at(text, kind, operands[1], classes)
+        return [known[1], text.set(f"{known[1].name} - {own.name}", kind)]
 
-    sums = powers(kind)
-    phases = [
-        largest(kind),
-        Phase(sums.monoids, sums.item, finished),
-        Phase([("sum", kind)], part),
-    ]
+    phases = [largest(kind), replace(powers(kind), row=finished)]
+    phases += [Phase([("sum", kind)], part)] if dense else []
     target = expected if dense else column(expected)
     first = rowwise(
         [logits, target],
@@ -153,33 +155,30 @@ def pick(call: Call) -> DeviceEntry:
     classes = base + x.shape[1] if total is None else total
     status, statuses = _flagged(call, classes)
 
-    def part(text: Text, v: Values, known: Values) -> list[Value]:
-        hit = f"{v[1].name} == ITEM + {base}"
-        return [text.set(f"({v[0].name} if {hit} else {literal(0, kind)})", kind)]
-
     def row(text: Text, known: Values, operands: Values, _: Values) -> list[Value]:
         _check(text, operands[1], classes)
-        return [known[0]]
+        own = text.set(f"{operands[1].name} - {base}", "int64")
+        return [_at(text, kind, own, x.shape[1])]
 
-    phase = Phase([("sum", kind)], part)
-    made = rowwise([x, column(labels)], [1], [phase], [], lambda t, v, k: [], [y], row, status)
+    made = rowwise([x, column(labels)], [1], [], [], lambda t, v, k: [], [y], row, status)
     return DeviceEntry(made.launches, status, statuses)
 
 
-def first_of(name: str, kind: str, last: bool = False) -> list[Phase]:
-    """Return the folds to where operand 0 has its `max` or `min` along a row, first or last."""
+def first_of(name: str, kind: str, count: int, last: bool = False) -> list[Phase]:
+    """Return the folds to where operand 0 has its `max` or `min` along a row, first or last.
+
+    count: items of a row.
+    """
+    index = "int32" if count < 2**31 else "int64"
 
     def place(text: Text, v: Values, known: Values) -> list[Value]:
         x, most = v[0].name, known[-1].name
-        return [
-            text.set(
-                f"(ITEM if {x} == {most} or {x} != {x} else {-1 if last else 'items'})", "int64"
-            )
-        ]
+        none = f"{index}({-1 if last else 'items'})"
+        return [text.set(f"({index}(ITEM) if {x} == {most} or {x} != {x} else {none})", index)]
 
     return [
         Phase([(name, kind)], lambda text, v, known: [text.cast(v[0], kind)]),
-        Phase([("max" if last else "min", "int64")], place),
+        Phase([("max" if last else "min", index)], place, places=True),
     ]
 
 
@@ -194,9 +193,8 @@ def correct(call: Call) -> DeviceEntry:
         hit = f"{known[1].name} == {operands[1].name}"
         return [text.set(f"(float32(1) if {hit} else float32(0))", "float32")]
 
-    found = rowwise(
-        [x, column(labels)], [1], first_of("max", kind), [], lambda t, v, k: [], [hits], row
-    )
+    phases = first_of("max", kind, x.shape[1])
+    found = rowwise([x, column(labels)], [1], phases, [], lambda t, v, k: [], [hits], row)
     total = fold([hits], [0], [("sum", "float32")], [count])
     return sequence((found, total))
 
