@@ -61,7 +61,12 @@ LARGER = {
     "add": [Case(("3 70 31", "70 1")), Case(("900", "900"))],
     "mul": [Case(("70 90", "90"))],
     "gelu": [Case(("2000",))],
-    "transpose": [Case(("3 40 70",), {"permutation": (0, 2, 1)})],
+    "transpose": [
+        Case(("3 40 70",), {"permutation": (0, 2, 1)}),
+        Case(("136 72",), {"permutation": (1, 0)}),
+        Case(("70 2 80",), {"permutation": (2, 1, 0)}),
+        Case(("bool 90 72",), {"permutation": (1, 0)}),
+    ],
     "dropout": [Case(("40 30", "int64 <100"), {"rate": 0.5, "seed": 7})],
     "reduce_sum": [
         Case(("700 5",), {"axes": (0,)}),

@@ -56,16 +56,17 @@ def test_a_call_that_no_cuda_kernel_serves_is_an_error_that_names_it() -> None:
         select_device(Call("relu", {}, (x,), (x,)))
 
 
-@pytest.mark.parametrize("rows", (65_535 * 32, 65_535 * 32 + 1))
+@pytest.mark.parametrize("rows", (65_535 * 64, 65_535 * 64 + 1))
 def test_a_transposition_has_no_more_blocks_along_an_axis_than_a_launch_may(rows: int) -> None:
     """The second and third axes of a grid end at 65535 blocks; what needs more is declined."""
     pytest.importorskip("numba.cuda")
     from soapstone.kernels.cuda.movement.transposition import TILE, transposition
-    from soapstone.kernels.cuda.substrate.arrays import View
+    from soapstone.kernels.cuda.substrate.arrays import Described, view
 
-    source = View(None, (64, rows), (1, 64), "float32")
-    found = transposition(source, View(None, (64, rows), (rows, 1), "float32"))
-    assert (found is None) == (-(-rows // TILE) > 65_535)
+    kind = np.dtype(np.float32)
+    source = view(Described((64, rows), (4, 4 * 64), kind))
+    found = transposition(source, view(Described((64, rows), (4 * rows, 4), kind)))
+    assert (found is None) == (-(-rows // (2 * TILE)) > 65_535)
 
 
 def test_a_product_has_all_its_blocks_along_the_axis_that_has_room_for_them() -> None:
