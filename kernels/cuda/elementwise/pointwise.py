@@ -18,7 +18,8 @@ from functools import cache
 
 import numpy as np
 
-from soapstone.dtypes import learn
+from soapstone.dtypes import HALVES, learn
+from soapstone.kernels.cuda.elementwise.approximations import APPROXIMATIONS
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
@@ -47,7 +48,7 @@ def numbers(shape: Sequence[int], origin: Sequence[int], whole: Sequence[int]) -
 @cache
 def compiled(source: str) -> Kernel:
     """Return the kernel `pointwise` of a source text; of one text there is one kernel."""
-    return built("pointwise", source, **INTEGERS, **VECTORS)
+    return built("pointwise", source, **INTEGERS, **VECTORS, **APPROXIMATIONS)
 
 
 def pointwise(
@@ -69,7 +70,7 @@ def pointwise(
     if index is not None:
         operands.append(index)
     extents, strides = joined(operands, lead)
-    text, writes = Text(), []
+    text, writes = Text(halves=all(each.dtype in HALVES for each in outputs)), []
     values = [Value(f"x{n}_u", wide(each.dtype)) for n, each in enumerate(inputs)]
     if index is not None:
         values.append(Value("at_u", "int64"))

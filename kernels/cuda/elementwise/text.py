@@ -30,10 +30,14 @@ class Value(NamedTuple):
 
 
 class Text:
-    """Statements under construction; each operation on values adds one and returns its result."""
+    """Statements under construction; each operation on values adds one and returns its result.
 
-    def __init__(self, prefix: str = "v") -> None:
+    halves: whether results are rounded to halves; then the text may name `APPROXIMATIONS`.
+    """
+
+    def __init__(self, prefix: str = "v", halves: bool = False) -> None:
         self.lines: list[str] = []
+        self.halves = halves
         self._prefix = prefix
         self._made: dict[tuple[str, str], Value] = {}
 
@@ -125,6 +129,8 @@ _FLOATS: Mapping[str, _Rule] = {
         )
     },
 }
+# Of those whose results are rounded to halves.
+_OF_HALVES = frozenset({"normal_cdf", "normal_density"})
 # Operations of any numbers.
 _NUMBERS: Mapping[str, _Rule] = {
     "neg": lambda t, a: f"-{a}",
@@ -235,6 +241,8 @@ class _Meaning(dict[str, Callable[..., Any]]):
         if name in ("floor", "ceil", "round"):
             rounded = f"{name.replace('round', 'rint')}_{kind}({a})"
             return text.set(rounded, kind) if real else Value(a, kind)
+        if kind == "float32" and text.halves and name in _OF_HALVES:
+            return text.set(f"{name}_of_halves({a})", kind)
         rule = (_FLOATS.get(name) if real else None) or _NUMBERS.get(name)
         if rule is None:
             raise Declined
