@@ -25,14 +25,10 @@ from soapstone.runtime.executors.bodies import as_task_error
 from soapstone.runtime.machines.machine import Machine, Processor
 
 
-def check(call: object, operation: Operation, place: Processor) -> None:
-    """Look at what a kernel that has ended says of itself.
-
-    Raises: TaskError for a status that is an error.
-    """
+def failure(call: object, operation: Operation, place: Processor) -> TaskError | None:
+    """Return what a kernel that has ended says is wrong, which is forgotten then, or None."""
     reason = call.failure() if isinstance(call, Kernel) else ""
-    if reason:
-        raise TaskError(operation.launch.name, operation.point, place.name, reason)
+    return TaskError(operation.launch.name, operation.point, place.name, reason) if reason else None
 
 
 def enqueued_by(lanes: Mapping[int, Lane], operation: Operation) -> bool:
@@ -228,13 +224,14 @@ class Enqueues:
         for lane in dict.fromkeys(step.lane for step in self._steps.values()):
             lane.wait()
 
-    def check(self) -> None:
-        """Look at what has ended.
+    def failure(self) -> TaskError | None:
+        """Return the error of the first operation whose kernel says that something is wrong.
 
-        Raises: TaskError for the first operation that failed.
+        All are asked, so that the next replay finds nothing of this one.
         """
-        for step in self._steps.values():
-            check(step.call, step.operation, step.place)
+        steps = self._steps.values()
+        found = [failure(step.call, step.operation, step.place) for step in steps]
+        return next(filter(None, found), None)
 
     def stamps(self, operations: Sequence[int], stamped: Array) -> None:
         """Say when the operations of a timed replay ran.

@@ -22,7 +22,7 @@ from soapstone.native.cuda.device import Device, Lane, NoDevice, connect, simula
 from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import device_call, give
-from soapstone.runtime.devices.enqueues import Enqueues, check, enqueued_by
+from soapstone.runtime.devices.enqueues import Enqueues, enqueued_by, failure
 from soapstone.runtime.errors import MachineError, TaskError
 from soapstone.runtime.executors.bodies import as_task_error
 from soapstone.runtime.executors.local import LocalExecutor
@@ -183,7 +183,9 @@ class DeviceExecutor(LocalExecutor):
         """
         operation, profile = found.operation, self.profile
         self.lanes[operation.processor].wait(found.mark)
-        check(found.call, operation, self.machine.processors[operation.processor])
+        wrong = failure(found.call, operation, self.machine.processors[operation.processor])
+        if wrong is not None:
+            raise wrong
         if profile is not None and self.fault is None:
             start, end = self._times(found)
             profile.add(operation, start, start, end)

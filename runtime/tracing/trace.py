@@ -368,11 +368,12 @@ class Trace:
         finally:
             if enqueues is not None:
                 enqueues.wait()
+            said = enqueues.failure() if enqueues is not None else None
         failures = program.failures()
-        if enqueues is not None and not failures:
-            enqueues.check()
         if failures:
             self._fail(failures)
+        if said is not None:
+            raise said
         if timeline is None:
             return
         if enqueues is not None:

@@ -211,6 +211,7 @@ def kernels() -> None:
     roots = Task("roots", (Read, Write), lambda x, y: np.sqrt(x, out=y), bind_root)
     x, y = Region((6,), np.float64, "x"), Region((6,), np.float64, "y")
     good, bad = np.arange(6.0), np.arange(-3.0, 3.0)
+    worse = np.where(np.arange(6) % 3, good, -1.0)  # of both GPUs
     halves = Partition.tiled(x, 2), Partition.tiled(y, 2)
     with start(EXECUTOR, machine(2), DefaultMapper()) as runtime:
         runtime.write(x, good)
@@ -218,7 +219,7 @@ def kernels() -> None:
         np.testing.assert_allclose(runtime.read(y), np.sqrt(good))
         trace = runtime.capture(lambda: runtime.launch(roots, *halves))
         for untraced in (False, True, False):
-            runtime.write(x, bad)
+            runtime.write(x, bad if untraced else worse)
             try:
                 if untraced:
                     runtime.launch(roots, *halves)
