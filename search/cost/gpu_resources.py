@@ -23,8 +23,9 @@ class Resources:
             counted; None where that is not what bounds a kernel. `FUSED` is as many as without
             tensor cores there can be.
         tensor: whether tensor cores multiply.
-        loaded: bytes that a thread has under way: 16 (`elementwise.pointwise`), what it keeps of a
-            row (`normalization.rowwise`), or the tiles that are copied ahead (`products.staged`).
+        loaded: bytes that a thread has under way: 16 (`elementwise.pointwise`), four loads of 16
+            (`substrate.source.loop`), what it keeps of a row (`normalization.rowwise`), or the
+            tiles that are copied ahead (`products.staged`).
     """
 
     registers: int
@@ -43,18 +44,18 @@ _MOST: Mapping[str, Resources] = {
     "attention_keys": Resources(248, 26112, 22),
     "attention_queries": Resources(200, 26112, 22),
     "each": Resources(40, 1024),
-    "fold": Resources(40, 2048),
+    "fold": Resources(64, 8192, loaded=64),
     "fragments": Resources(128, 10240, 108, tensor=True),
     "kept": Resources(64, 128, loaded=64),
     "pointwise": Resources(32, 0),
     "product": Resources(112, 8704, 31),
     "product_few": Resources(66, 17920, 31),
     "product_large": Resources(254, 20992, 37),
-    "rows": Resources(48, 128),
+    "rows": Resources(56, 128, loaded=64),
     "staged": Resources(128, 49152, 650, tensor=True, loaded=128),
     "staged_small": Resources(104, 24576, 300, tensor=True, loaded=64),
     "sums": Resources(80, 0),
-    "transposition": Resources(40, 4224),
+    "transposition": Resources(32, 16640, loaded=64),
 }
 _OTHERS = Resources(64, 8320)
 

@@ -19,7 +19,9 @@ from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity
 from soapstone.kernels.cuda.substrate.grid import THREADS, blocks_of, rounded
 from soapstone.kernels.cuda.substrate.source import (
+    Ahead,
     Layout,
+    Names,
     constant,
     element,
     loaded,
@@ -34,8 +36,6 @@ from soapstone.kernels.cuda.substrate.vectors import VECTORS, width_of
 # Of a row that is kept: items of a thread, and threads; items of all operands, and statements.
 LANES, WIDEST = (8, THREADS) if SIMULATED else (16, MOST)
 MOST_HELD, MOST_STATEMENTS = 64, 400
-Names = Sequence[Callable[[str], str]]  # what renames a statement, for each of some items
-Ahead = Callable[[Names], Sequence[str]]
 Item = Callable[[Text, Sequence[Value], Sequence[Value]], Sequence[Value]]
 Row = Callable[[Text, Sequence[Value], Sequence[Value], Sequence[Value]], Sequence[Value]]
 
@@ -169,9 +169,9 @@ def rowwise(
     lines += [f"        {name}_s = {layout.read(name, f'b_{name}')}" for name in read]
     held: set[str] = set()
     for walk in passes:
-        condition = [f"if {walk.condition}:"] if walk.condition else []
-        lines += [" " * 8 + line for line in (*walk.begin, *condition)]
-        indent = " " * (12 if condition else 8)
+        test = [f"if {walk.condition}:"] if walk.condition else []
+        lines += [" " * 8 + line for line in (*walk.begin, *test)]
+        indent = " " * (12 if test else 8)
         if fit is not None:
             lines += _unrolled(layout, walk, fit, held, indent)
         else:
@@ -220,9 +220,7 @@ def _at_once(
         greatest = phases[number - 1].item(text, elements, [])[0].name
         power = phases[number].item(text, elements, [Value("base", kind)])[0].name
 
-        def ahead(
-            names: Names, of: str = greatest, m: str = most, s: str = total
-        ) -> list[str]:
+        def ahead(names: Names, of: str = greatest, m: str = most, s: str = total) -> list[str]:
             lines = [f"top = {names[0](of)}"]
             lines += [combined("top", rename(of), "greatest") for rename in names[1:]]
             off = f"    {s} *= exp({m} - top)"

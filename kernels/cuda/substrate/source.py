@@ -160,6 +160,8 @@ class Layout:
         return [*lines, f"{to}0 = {rest}"]
 
 
+Names = Sequence[Callable[[str], str]]  # what renames a statement, for each of some items
+Ahead = Callable[[Names], Sequence[str]]
 IN_FLIGHT = 4  # items that a thread loads before it computes, or pieces of all operands
 # Of a loop: statements of the items that are loaded together, and their elements.
 MOST_STATEMENTS, MOST_HELD = 400, 64
@@ -180,9 +182,7 @@ class Pieces:
     shifted: bool = False
 
 
-def pieces(
-    layout: Layout, names: Sequence[str], statements: int, rows: bool = False
-) -> Pieces:
+def pieces(layout: Layout, names: Sequence[str], statements: int, rows: bool = False) -> Pieces:
     """Return how neighbours of operands are taken at once: 16 bytes of most where it is possible.
 
     names: operands that are read, or written. statements: of one item. rows: whether neighbouring
@@ -210,7 +210,7 @@ def loop(
     indent: str,
     of: Pieces = Pieces(),
     stores: Sequence[tuple[str, str]] = (),
-    ahead: Callable[[Sequence[Callable[[str], str]]], Sequence[str]] | None = None,
+    ahead: Ahead | None = None,
     part: str = "",
 ) -> list[str]:
     """Return the loop of a thread over items: loads, the statements of `text`, then `after`.
@@ -232,8 +232,8 @@ def loop(
     lines = []
 
     def body(positions: Sequence[str], deeper: str, of: Pieces) -> list[str]:
-        loads, sums, writes = [], [], []
-        names = []
+        loads, writes = [], []
+        names: list[Callable[[str], str]] = []
         for number, position in enumerate(positions):
             first = number * of.width
             lanes = range(first, first + of.width)
@@ -250,9 +250,9 @@ def loop(
             for name, value in stores:
                 values = [names[lane](value) for lane in lanes]
                 writes.append(stored(name, layout.place(name, item, str(first)), values))
-        sums += ahead(names) if ahead is not None else []
-        sums += [rename(line) for rename in names for line in (*text.lines, *after)]
-        return [deeper + line for line in (*loads, *sums, *writes)]
+        first_of_all = ahead(names) if ahead is not None else ()
+        sums = [rename(line) for rename in names for line in (*text.lines, *after)]
+        return [deeper + line for line in (*loads, *first_of_all, *sums, *writes)]
 
     count = "items" if of.width == 1 or of.rows else f"items // {of.width}"
     if of.shifted:
@@ -261,8 +261,7 @@ def loop(
             f"head = (-b_{first}) & {of.width - 1}",
             f"many = (items - head) // {of.width}",
             f"i = {thread}",
-            f"while i < items - many * {of.width}:" if not part else
-            f"while {part} == 0 and i < items - many * {of.width}:",
+            f"while {f'{part} == 0 and ' if part else ''}i < items - many * {of.width}:",
             f"    rest = i if i < head else i + many * {of.width}",
             *body(["rest"], "    ", Pieces()),
             f"    i += {step}",
