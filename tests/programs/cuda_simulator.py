@@ -2,14 +2,14 @@
 """CUDA kernels against the references, in Numba's simulator; run in a process of its own.
 
     python tests/programs/cuda_simulator.py [--every] [OPERATOR ...]
-    python tests/programs/cuda_simulator.py --device [OPERATOR ...]     # on a GPU, all cases
+    python tests/programs/cuda_simulator.py --device [--few] [OPERATOR ...]     # on a GPU
 
 Cases are run in turn as they are and as images channels-last in tiles of larger arrays, the first
 in both ways and both half precisions; some operators on sizes whose launches have several blocks.
 Cases of many points, which take the simulator seconds, and those beyond the fifth are run with
---every. What is printed is one line of JSON an operator: how many calls each variant serves of how
-many, and what is wrong. Every index into a span is checked, and that nothing outside of outputs is
-written.
+--every, and on a GPU but with --few, which leaves the first. What is printed is one line of JSON an
+operator: how many calls each variant serves of how many, and what is wrong. Every index into a span
+is checked, and that nothing outside of outputs is written.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from soapstone.kernels.cuda.composites import LOWERED
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
-EVERY = "--every"
+EVERY, FEW = "--every", "--few"
 # At most so many cases, of so many points.
-CASES, POINTS = (None, math.inf) if DEVICE or EVERY in sys.argv else (5, 5000)
+ALL, SOME = (None, math.inf), (1 if DEVICE else 5, 5000)
+CASES, POINTS = ALL if EVERY in sys.argv or (DEVICE and FEW not in sys.argv) else SOME
 HALVES = ("float16", learn("bfloat16"))
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-9}
 # Whose halves have tensor cores, or are loaded in other numbers.

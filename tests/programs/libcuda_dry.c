@@ -25,9 +25,9 @@
 typedef unsigned long long u64;
 typedef unsigned u32;
 enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT, INVALID_HANDLE = 400,
-       NOT_FOUND = 500, NOT_READY = 600, PEERS_ALREADY = 704, PEERS_NOT = 705, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, INVALIDATED,
+       NOT_FOUND = 500, NOT_READY = 600, PEERS_ALREADY = 704, PEERS_NOT = 705, LAUNCH_FAILED = 719, OUT_OF_RESOURCES = 701, CAPTURE_UNSUPPORTED = 900, INVALIDATED,
        UNMATCHED = 903, UNJOINED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD, UNKNOWN = 999 };
-enum { DEVICES = 2, PAGE = 4096, MOST_PARAMETERS = 1024 };
+enum { DEVICES = 4, PAGE = 4096, MOST_PARAMETERS = 1024 };
 static const u64 MEMORY = 2ull << 30, WINDOW = 1ull << 42, PINNED_WINDOW = 1ull << 38;
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -46,15 +46,13 @@ enum { CONTEXTS, CONTEXTS_GIVEN, STREAMS, STREAMS_GIVEN, EVENTS, EVENTS_GIVEN, G
        COPIES, SYNCHRONOUS, COUNTS };
 static u64 counts[COUNTS];
 const u64 *dry_counts(void) { return counts; }
-static int ones; /* whether memory is full of ones in place of zeros: flags that no kernel sets are set so */
 static int went_wrong; /* what a kernel did that was executed: the error of whoever waits next */
 static int told(void) { int code = went_wrong; went_wrong = OK; return code; }
 static int races; /* whether accesses of kernels are compared with those before */
 static long counting; /* of each launch, how many blocks are executed, and counted; 0: all are executed, none is counted */
 static int readable; /* whether the host reads and writes a GPU's memory */
-void dry_ones(int on) { ones = on; }
 __attribute__((constructor)) static void in_environment(void) {
-  ones = getenv("DRY_ONES") != NULL, readable = getenv("DRY_OPEN") != NULL, races = getenv("DRY_RACES") != NULL;
+  readable = getenv("DRY_OPEN") != NULL, races = getenv("DRY_RACES") != NULL;
   counting = getenv("DRY_COUNT") ? atol(getenv("DRY_COUNT")) : 0;
 }
 const char *dry_said(void) { return said ? said : ""; }
@@ -172,7 +170,7 @@ static void perform(Op *op) {
     if (reach("a copy", op->from, op->bytes, -1, &from, &kind)) return;
     memmove(to, from, op->bytes);
   } else if (op->kind == SET) {
-    if (!reach("a memset", op->to, op->bytes, op->context, &to, &kind)) memset(to, op->value | ones, op->bytes);
+    if (!reach("a memset", op->to, op->bytes, op->context, &to, &kind)) memset(to, op->value, op->bytes);
   } else if (op->kind == LAUNCH) {
     for (int i = 0; i < op->given; i++) if (reach(op->kernel->name, op->spans[i].address, op->spans[i].bytes, op->context, &to, &kind)) return;
     op->kernel->ptx ? execute(op) : walk(op);
@@ -318,7 +316,8 @@ static int allocate(u64 *next, size_t bytes, int pinned, u64 *found) {
   } else {
     b.contents = malloc(bytes);
   }
-  if (!pinned) memset(b.contents, ones, bytes), c->used += bytes;
+  memset(b.contents, 255, bytes); /* NaN: what nobody has written shows */
+  if (!pinned) c->used += bytes;
   *next += whole + PAGE; /* addresses are never used again, and none is at the end of another's */
   APPEND(blocks, block_count, b);
   *found = b.base;
@@ -548,6 +547,8 @@ int cuLaunchKernel(Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u3
   if (k->magic != A_KERNEL || extra) return wrong(INVALID_HANDLE, "cuLaunchKernel: no kernel");
   if (!gx || !gy || !gz || !bx || !by || !bz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bz > 64 || (u64)bx * by * bz > 1024)
     return wrong(INVALID_VALUE, "%s: grid %u %u %u of blocks of %u %u %u", k->name, gx, gy, gz, bx, by, bz);
+  u32 warps = (bx * by * bz + 127) / 128 * 4, of_warp = (k->registers * 32 + 255) / 256 * 256;
+  if (warps * of_warp > 65536) return wrong(OUT_OF_RESOURCES, "%s: %u registers of %u threads, of 65536", k->name, k->registers, bx * by * bz);
   if (shared + k->shared > 48 << 10) return wrong(INVALID_VALUE, "%s: %u bytes of shared memory", k->name, shared + k->shared);
   Op op = {.kind = LAUNCH, .kernel = k, .shape = {gx, gy, gz, bx, by, bz, shared}};
   spans(k, given, &op);

@@ -31,6 +31,14 @@ static int parse(const char *code, Library *library) {
     for (int j = 0; j < head->e_shnum; j++)
       if (!strncmp(names + all[j].sh_name, ".nv.shared.", 11) && !strcmp(names + all[j].sh_name + 11, k->name)) k->shared = all[j].sh_size;
       else if (!strcmp(names + all[j].sh_name, ".nv.shared.reserved.0")) reserved = 1024;
+      else if (!strcmp(names + all[j].sh_name, ".nv.info"))
+        for (u64 to = 0; to < all[j].sh_size;) { /* of a symbol, registers */
+          const unsigned char *one = (const void *)(code + all[j].sh_offset + to);
+          u32 count;
+          memcpy(&count, one + 8, sizeof count);
+          if (one[1] == 0x2f && count > k->registers) k->registers = count;
+          to += 4 + (one[0] == 4 ? one[2] | one[3] << 8 : 0);
+        }
     k->shared = k->shared > reserved ? k->shared - reserved : 0;
     APPEND(library->kernels, library->count, k);
   }

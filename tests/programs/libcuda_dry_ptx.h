@@ -34,7 +34,7 @@ enum { GENERIC, GLOBAL, SHARED, LOCAL };
 
 typedef struct {
   int op, type, from, mode, round, flags, space, count, guard, negated, x[MOST_OPERANDS], operands, to, leads;
-  long offset;
+  long offset, second; /* second: of the other address of a copy */
   const char *text;
 } Instruction;
 enum { FTZ = 1, SAT = 2, SPLIT = 4, TRANSPOSED = 8, CARRIES = 16, APPROX = 32, NANS = 64, ZERO_FILL = 128 };
@@ -46,8 +46,8 @@ typedef struct { char *name; u64 at, bytes; int space; char *contents; } Symbol;
 typedef struct Code {
   Instruction *all;
   int count;
-  Name *registers, *labels;
-  int register_count, label_count;
+  Name *registers, *labels, *declared; /* declared: registers, or what their names begin with, before a number */
+  int register_count, label_count, declared_count;
   u64 *constants; /* of the registers that are numbers: those from first_constant on */
   int *constant_registers, constant_count;
   Symbol *symbols;
@@ -70,8 +70,14 @@ static int register_(Code *code, const char *name) {
   static const char *special[] = {"", "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z",
                                   "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "carry"};
   for (int i = 1; i < R_OWN; i++) if (!strcmp(special[i], name)) return i;
-  int found = find(code->registers, code->register_count, name);
+  int found = find(code->registers, code->register_count, name), letters = strlen(name);
   if (found >= 0) return found;
+  while (letters && isdigit(name[letters - 1])) letters--;
+  for (found = 0; found < code->declared_count; found++) {
+    const Name *one = &code->declared[found];
+    if (one->index ? !strncmp(one->name, name, letters) && !one->name[letters] : !strcmp(one->name, name)) break;
+  }
+  if (found == code->declared_count) return refuse(code, "a register that is not declared", name);
   Name made = {strdup(name), R_OWN + code->register_count + code->constant_count};
   APPEND(code->registers, code->register_count, made);
   return made.index;
@@ -83,18 +89,20 @@ static int constant(Code *code, u64 value) {
   APPEND(code->constant_registers, code->constant_count, made);
   return made;
 }
-static u64 number(const char *text) {
-  if (text[0] == '0' && (text[1] == 'f' || text[1] == 'F')) return strtoull(text + 2, NULL, 16);
-  if (text[0] == '0' && (text[1] == 'd' || text[1] == 'D')) return strtoull(text + 2, NULL, 16);
-  return text[0] == '-' ? (u64)strtoll(text, NULL, 0) : strtoull(text, NULL, 0);
+static u64 number(const char *text, char **end) {
+  if (text[0] == '0' && text[1] && strchr("fFdD", text[1])) return strtoull(text + 2, end, 16);
+  return text[0] == '-' ? (u64)strtoll(text, end, 0) : strtoull(text, end, 0);
 }
-/* A single-precision number that is written in decimals has the type of its instruction; NVVM writes none. */
 static int operand(Code *code, Instruction *made, char *text) {
   while (isspace(*text)) text++;
   for (char *end = text + strlen(text); end > text && isspace(end[-1]);) *--end = 0;
   if (made->operands == MOST_OPERANDS) return refuse(code, "too many operands", made->text);
   if (*text == '%') return made->x[made->operands++] = register_(code, text);
-  if (isdigit(*text) || *text == '-') return made->x[made->operands++] = constant(code, number(text));
+  if (isdigit(*text) || *text == '-') {
+    char *end;
+    u64 value = number(text, &end);
+    return *end ? refuse(code, "a number that is not known", made->text) : (made->x[made->operands++] = constant(code, value));
+  }
   if (*text == '_' && !text[1]) return made->x[made->operands++] = R_NONE;
   for (int i = 0; i < code->symbol_count; i++)
     if (!strcmp(code->symbols[i].name, text)) return made->x[made->operands++] = constant(code, code->symbols[i].at);
@@ -102,7 +110,7 @@ static int operand(Code *code, Instruction *made, char *text) {
 }
 static int address(Code *code, Instruction *made, char *text) {
   char *plus = strpbrk(text, "+-");
-  if (plus) { made->offset = strtol(plus + (*plus == '+'), NULL, 0); *plus = 0; }
+  if (plus) { *(made->operands && made->op == O_cp ? &made->second : &made->offset) = strtol(plus + (*plus == '+'), NULL, 0); *plus = 0; }
   return operand(code, made, text);
 }
 
@@ -141,12 +149,13 @@ static int decode(Code *code, char *text) {
     }
 #define SAYS(text, does) if (!strcmp(word, text)) { does; known = 1; }
     SAYS("ftz", made.flags |= FTZ) SAYS("sat", made.flags |= SAT) SAYS("approx", made.flags |= APPROX) SAYS("NaN", made.flags |= NANS)
-    SAYS("cc", made.flags |= CARRIES) SAYS("trans", made.flags |= TRANSPOSED) SAYS("full", made.flags |= APPROX)
+    SAYS("trans", made.flags |= TRANSPOSED) SAYS("full", )
     SAYS("v2", made.count = 2) SAYS("v4", made.count = 4) SAYS("x1", made.count = 1) SAYS("x2", made.count = 2) SAYS("x4", made.count = 4)
-    SAYS("lo", ) SAYS("uni", ) SAYS("sync", ) SAYS("aligned", ) SAYS("to", made.mode = 1) SAYS("cg", ) SAYS("ca", ) SAYS("nc", ) SAYS("async", ) SAYS("cs", )
+    SAYS("uni", ) SAYS("sync", ) SAYS("aligned", ) SAYS("to", made.mode = 1) SAYS("cg", ) SAYS("ca", ) SAYS("nc", ) SAYS("async", ) SAYS("cs", )
     SAYS("volatile", ) SAYS("relaxed", ) SAYS("gpu", ) SAYS("cta", )
     if (base == O_mul || base == O_mad || base == O_madc) {
-      SAYS("hi", made.op = O_mul_hi; made.mode = 1) SAYS("wide", made.op = base == O_mul ? O_mul_wide : O_mad_wide)
+      SAYS("lo", ) SAYS("hi", made.op = O_mul_hi; made.mode = 1) SAYS("wide", made.op = base == O_mul ? O_mul_wide : O_mad_wide)
+      if (base != O_mul) SAYS("cc", made.flags |= CARRIES)
     }
     if (base == O_shfl) { SAYS("up", made.mode = 0) SAYS("down", made.mode = 1) SAYS("bfly", made.mode = 2) SAYS("idx", made.mode = 3) }
     if (base == O_cp) { SAYS("commit_group", made.op = O_commit) SAYS("wait_group", made.op = O_wait) SAYS("wait_all", made.op = O_wait; made.mode = 1) SAYS("shared", made.space = SHARED) SAYS("global", ) }
@@ -156,7 +165,13 @@ static int decode(Code *code, char *text) {
     if (base == O_ldmatrix) { SAYS("m8n8", ) }
     if (!known) return refuse(code, "a modifier that is not known", made.text);
   }
-  if (base == O_mad && made.op == O_mul_hi) return refuse(code, "not known", made.text);
+  const char *not_known = base == O_mad && made.op == O_mul_hi ? "the upper half of a sum" : NULL;
+  if (base == O_mma && !strstr(text, ".f32.f16.f16.f32") && !strstr(text, ".f32.bf16.bf16.f32")) not_known = "fragments";
+  if (made.op == O_param && made.count > 1) not_known = "several parameters at once";
+  int nearest = base != O_cvt || made.type < F16 || made.type > BF16X2 || made.type == F32 || made.type == F64;
+  if (!nearest && (made.round != FE_TONEAREST || made.flags & SAT || (made.type != F16 && made.from != F32))) not_known = "a conversion";
+  if (made.type == F64 && made.flags & SAT) not_known = "saturation";
+  if (not_known) return refuse(code, not_known, made.text);
   if (base == O_madc) made.op = O_madc;
   if (base == O_shfl) made.type = U32;
   if (made.op == O_bra) {
@@ -183,6 +198,8 @@ static int decode(Code *code, char *text) {
     if (made.op == O_mov && braces[0]) made.op = O_unpack;
     else if (made.op == O_mov && braces[1]) made.op = O_pack;
   }
+  if ((made.op == O_bar || made.op == O_barrier || made.op == O_bar_red) && made.operands != (made.op == O_bar_red ? 3 : 1))
+    return refuse(code, "a barrier for part of a block", made.text);
   APPEND(code->all, code->count, made);
   return 0;
 }
@@ -190,15 +207,10 @@ static int decode(Code *code, char *text) {
 /* A declaration, such as ".shared .align 4 .b8 name[5120]" or ".global .align 4 .b8 table[8] = {1, 2}". */
 static void declare(Code *code, char *text, int inside) {
   if (strstr(text, ".param") || !strncmp(text, ".reg", 4) || !strncmp(text, ".pragma", 7)) {
-    if (strncmp(text, ".reg", 4) || strchr(text, '<')) return;
-    char *name = strchr(text, '%'), *end;
-    for (; name; name = end ? strchr(end, '%') : NULL) {
-      end = name + strcspn(name, ", \t");
-      char kept = *end, copy[100];
-      *end = 0, snprintf(copy, sizeof copy, "%s", name), *end = kept;
-      Name made = {strdup(copy), R_OWN + code->register_count + code->constant_count};
-      APPEND(code->registers, code->register_count, made);
-      if (!kept) end = NULL;
+    for (char *name = strncmp(text, ".reg", 4) ? NULL : strchr(text, '%'); name; name = strchr(name + 1, '%')) {
+      int letters = strcspn(name, ", \t<");
+      Name made = {strndup(name, letters), name[letters] == '<'};
+      APPEND(code->declared, code->declared_count, made);
     }
     return;
   }
@@ -221,7 +233,7 @@ static void declare(Code *code, char *text, int inside) {
     for (u64 i = 0; equals && i < extent; i++) {
       equals += strcspn(equals, "-0123456789}");
       if (*equals == '}' || !*equals) break;
-      u64 value = number(equals);
+      u64 value = number(equals, NULL);
       memcpy(made.contents + i * bytes, &value, bytes);
       equals += strcspn(equals, ",}");
     }
@@ -234,12 +246,12 @@ static void declare(Code *code, char *text, int inside) {
 }
 
 /* The code of a text with one kernel. Labels are found first, since branches name those ahead. */
-static Code *code_of(const char *given) {
+static Code *code_of(const char *given, int parameters) {
   Code *code = calloc(1, sizeof *code);
   for (int pass = 0; pass < 2; pass++) {
     char *text = strdup(given), *at = text;
     for (char *c = text; (c = strstr(c, "//"));) while (*c && *c != '\n') *c++ = ' ';
-    int body = 0, count = 0;
+    int body = 0, count = 0, entries = 0;
     while (*at && !code->wrong) {
       at += strspn(at, " \t\r\n");
       if (!*at) break;
@@ -248,6 +260,7 @@ static Code *code_of(const char *given) {
       char *entry = strstr(at, ".entry"), *function = strstr(at, ".func");
       char *end = at + strcspn(at, ";");
       if (!body && entry && entry < end) { /* its parameters end before its body, and name themselves when they are loaded */
+        if (entries++) { refuse(code, "several kernels", ".entry"); break; }
         at = entry + strcspn(entry, "{");
         continue;
       }
@@ -267,7 +280,9 @@ static Code *code_of(const char *given) {
       else {
         count++;
         if (pass && !strncmp(at, "ld.param", 8)) { /* its name ends with its number */
-          char *number_ = strstr(at, "_param_");
+          char *number_ = NULL;
+          for (char *c = at; (c = strstr(c, "_param_")); c++) number_ = c;
+          if (!number_ || atoi(number_ + 7) >= parameters) refuse(code, "a parameter that is not there", at);
           char line[300];
           snprintf(line, sizeof line, "%.*s, %d", (int)strcspn(at, ","), at, number_ ? atoi(number_ + 7) : 0);
           if (strchr(number_ ? number_ : at, '+')) refuse(code, "part of a parameter", at);
@@ -301,7 +316,7 @@ typedef struct {
   char *local;
 } Warp;
 /* Who wrote and read a byte last: in which launch, block and thread, after how many barriers of the block and
-   of the warp; many: threads, blocks. Kept where DRY_RACES is set, of shared memory and of small allocations. */
+   of the warp; many: 1 several warps since a barrier, 2 several blocks, 4 several lanes since one of the warp. Kept where DRY_RACES is set, of shared memory and of small allocations. */
 typedef struct { u32 launch, block; unsigned short thread, barriers, of_warp, many; } Access;
 typedef struct Trace { Access wrote, read; } Trace;
 typedef struct { u64 address, bytes; char *contents; Trace *traces; } Reachable;
@@ -311,7 +326,7 @@ typedef struct {
   Reachable *reachable;
   int count, wrong, threads, warps, any, all, barriers;
   u64 block, shared;
-  char *memory;
+  char *memory, *late; /* late: bytes of shared memory that a copy is on its way to */
   Trace *traces; /* of shared memory */
   Warp *warp;
 } Run;
@@ -338,6 +353,7 @@ static inline u64 ofbf16(float f) {
   return f != f ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline float flushed(float f) { return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f; }
+static float flush32(u64 v) { return flushed(f32(v)); }
 static double read_real(int type, u64 v) {
   return type == F32 ? f32(v) : type == F64 ? f64(v) : type == F16 ? f16(v) : bf16(v);
 }
@@ -347,8 +363,9 @@ static u32 launches;
 static int unordered(const Access *before, const Access *now) {
   if (before->launch != now->launch) return 0;
   if (before->block != now->block || before->many & 2) return 1;
-  if (before->barriers != now->barriers || (before->thread == now->thread && !(before->many & 1))) return 0;
-  return before->thread / LANES != now->thread / LANES || before->of_warp == now->of_warp || before->many & 1;
+  if (before->barriers != now->barriers) return 0;
+  if (before->many & 1 || before->thread / LANES != now->thread / LANES) return 1;
+  return before->of_warp == now->of_warp && (before->thread != now->thread || before->many & 4);
 }
 static int trace(Run *x, Warp *w, const Instruction *at, Trace *traces, int lane, const char *there, const void *value, int bytes, const char *where) {
   Access now = {launches, x->block, w->number * LANES + lane, x->barriers, w->syncs, 0};
@@ -362,8 +379,11 @@ static int trace(Run *x, Warp *w, const Instruction *at, Trace *traces, int lane
     if (value) { if (!same || one->wrote.launch != now.launch) one->wrote = now; continue; }
     Access before = one->read;
     one->read = now;
-    if (before.launch == now.launch && (before.block != now.block || before.many & 2)) one->read.many |= 2;
-    if (before.launch == now.launch && before.block == now.block && before.barriers == now.barriers && (before.thread != now.thread || before.many & 1)) one->read.many |= 1;
+    if (before.launch != now.launch) continue;
+    if (before.block != now.block || before.many & 2) one->read.many |= 2;
+    if (before.block != now.block || before.barriers != now.barriers) continue;
+    if (before.thread / LANES != now.thread / LANES || before.many & 1) one->read.many |= 1;
+    if (before.of_warp == now.of_warp && (before.thread != now.thread || before.many & 4)) one->read.many |= 4;
   }
   return 0;
 }
@@ -376,15 +396,19 @@ static char *place(Run *x, Warp *w, const Instruction *at, int space, int lane, 
   }
   if (!(bytes & (bytes - 1)) && address % bytes) { stop(x, lane, at, "%s %d bytes at %#llx, which is no multiple", does, bytes, address); return NULL; }
   if (space == SHARED) {
-    if (address + bytes <= x->shared) {
+    if (address < x->shared && bytes <= x->shared - address) {
       char *there = x->memory + address;
+      if (x->late && at->op != O_wait && memchr(x->late + address, 1, bytes)) {
+        stop(x, lane, at, "%s byte %llu of shared memory, to which a copy is on its way", does, address);
+        return NULL;
+      }
       return x->traces && trace(x, w, at, x->traces + address, lane, there, value, bytes, "shared memory") ? NULL : there;
     }
     stop(x, lane, at, "%s byte %llu of %llu of shared memory", does, address, x->shared);
     return NULL;
   }
   if (space == LOCAL) {
-    if (address + bytes <= x->code->local) return w->local + lane * x->code->local + address;
+    if (address < x->code->local && bytes <= x->code->local - address) return w->local + lane * x->code->local + address;
     stop(x, lane, at, "%s byte %llu of %llu of its own memory", does, address, x->code->local);
     return NULL;
   }
@@ -451,15 +475,6 @@ static void join_groups(Warp *w, int pc, u32 mask, int held) {
 }
 
 static inline int bits_of(int type) { return TYPES[type].bytes * 8; }
-static u64 to_integer(int type, double f, int round) {
-  static const double low[] = {0, 0, 0, 0, -128., -32768., -2147483648., -9223372036854775808.};
-  static const double high[] = {255., 65535., 4294967295., 18446744073709551616., 127., 32767., 2147483647., 9223372036854775808.};
-  if (f != f) return type == S64 || type == U64 ? 1ull << 63 : 0;
-  f = round == FE_TOWARDZERO ? trunc(f) : round == FE_DOWNWARD ? floor(f) : round == FE_UPWARD ? ceil(f) : rint(f);
-  if (f <= low[type]) return (u64)(int64_t)low[type];
-  if (f >= high[type]) return type == U64 ? ~0ull : type == S64 ? ~0ull >> 1 : (u64)high[type];
-  return type == U64 ? (u64)f : (u64)(int64_t)f;
-}
 static u64 integer(int type, u64 v) {
   switch (type) {
     case U8: return (uint8_t)v;
@@ -471,31 +486,50 @@ static u64 integer(int type, u64 v) {
     default: return v;
   }
 }
+static u64 to_integer(int type, double f, int round, int wide) { /* wide: of 64 bits */
+  static const double low[] = {0, 0, 0, 0, -128., -32768., -2147483648., -9223372036854775808.};
+  static const double high[] = {255., 65535., 4294967295., 18446744073709551616., 127., 32767., 2147483647., 9223372036854775808.};
+  if (f != f) return integer(type, wide || type == S64 || type == U64 ? 1ull << (bits_of(type) - 1) : 0);
+  f = round == FE_TOWARDZERO ? trunc(f) : round == FE_DOWNWARD ? floor(f) : round == FE_UPWARD ? ceil(f) : rint(f);
+  if (f <= low[type]) return (u64)(int64_t)low[type];
+  if (f >= high[type]) return type == U64 ? ~0ull : type == S64 ? ~0ull >> 1 : (u64)high[type];
+  return type == U64 ? (u64)f : (u64)(int64_t)f;
+}
 static u64 converted(const Instruction *at, u64 v, u64 second) {
   int to = at->type, from = at->from;
   if (to == F16X2) return of16(f32(v)) << 16 | of16(f32(second));
   if (to == BF16X2) return ofbf16(f32(v)) << 16 | ofbf16(f32(second));
-  if (to <= S64 && from <= S64) return integer(to, integer(from, v));
+  if (to <= S64 && from <= S64) {
+    u64 i = integer(from, v), most = ~0ull >> (64 - bits_of(to) + (to >= S8));
+    int below = from >= S8 && (int64_t)i < 0;
+    if (!(at->flags & SAT)) return integer(to, i);
+    if (below) return to < S8 ? 0 : (int64_t)i < -(int64_t)most - 1 ? integer(to, most + 1) : integer(to, i);
+    return i > most ? most : integer(to, i);
+  }
   if (to <= S64) {
     double f = read_real(from, v);
-    return to_integer(to, at->flags & FTZ ? flushed(f) : f, at->round);
+    return to_integer(to, at->flags & FTZ && from == F32 ? flushed(f) : f, at->round, from == F64);
   }
   if (from <= S64) {
-    u64 i = integer(from, v);
-    if (to == F32) return of32(from >= S8 ? (float)(int64_t)i : (float)i);
-    double f = from >= S8 ? (double)(int64_t)i : (double)i;
+    volatile u64 i = integer(from, v);
+    if (at->round != FE_TONEAREST) fesetround(at->round);
+    volatile float single = from >= S8 ? (float)(int64_t)i : (float)i;
+    volatile double f = from >= S8 ? (double)(int64_t)i : (double)i;
+    if (at->round != FE_TONEAREST) fesetround(FE_TONEAREST);
+    if (to == F32) return of32(single);
     return to == F64 ? of64(f) : to == F16 ? of16(from >= S8 ? (float)(int64_t)i : (float)i) : ofbf16(f);
   }
   double f = read_real(from, v);
-  if (at->flags & FTZ) f = flushed(f);
+  if (at->flags & FTZ && from == F32) f = flushed(f);
   if (at->mode) f = at->round == FE_TOWARDZERO ? trunc(f) : at->round == FE_DOWNWARD ? floor(f) : at->round == FE_UPWARD ? ceil(f) : rint(f);
   if (at->flags & SAT) f = f > 0 ? f < 1 ? f : 1 : 0;
   if (to == F64) return of64(f);
   if (to == F16) return of16(f);
   if (to == BF16) return ofbf16(f);
-  fesetround(at->mode ? FE_TONEAREST : at->round);
+  int directed = !at->mode && at->round != FE_TONEAREST;
+  if (directed) fesetround(at->round);
   volatile float rounded = f;
-  fesetround(FE_TONEAREST);
+  if (directed) fesetround(FE_TONEAREST);
   return of32(at->flags & FTZ ? flushed(rounded) : rounded);
 }
 static void land(Run *x, Warp *w, const Instruction *at, int lane, int newest) {
@@ -507,7 +541,7 @@ static void land(Run *x, Warp *w, const Instruction *at, int lane, int newest) {
     char *to = place(x, w, at, SHARED, lane, one->to, one->whole, "copies to", zeros);
     char *from = one->bytes ? place(x, w, at, GLOBAL, lane, one->from, one->bytes, "copies", NULL) : NULL;
     if (!to || (one->bytes && !from)) return;
-    memset(to, 0, one->whole);
+    memset(to, 0, one->whole), memset(x->late + one->to, 0, one->whole);
     if (one->bytes) memcpy(to, from, one->bytes);
   }
   w->late_count[lane] = kept;
@@ -549,9 +583,11 @@ static u64 carried(const Instruction *at, u64 product, u64 c, u64 *carry) {
     EACH(float a = f32(A[l]); float b = f32(B[l]); float c = f32(C[l]); if (ftz) a = flushed(a), b = flushed(b), c = flushed(c); \
          float d = expr; if (ftz) d = flushed(d); if (sat) d = d > 0 ? d < 1 ? d : 1 : 0; D[l] = of32(d)); \
     if (!nears) fesetround(FE_TONEAREST); break; }
-#define REAL64(op, expr) CASE(op, F64) EACH(double a = f64(A[l]); double b = f64(B[l]); double c = f64(C[l]); (void)b, (void)c; D[l] = of64(expr)); break;
+#define REAL64(op, expr) CASE(op, F64) { if (at->round != FE_TONEAREST) fesetround(at->round); \
+    EACH(double a = f64(A[l]); double b = f64(B[l]); double c = f64(C[l]); (void)b, (void)c; D[l] = of64(expr)); \
+    if (at->round != FE_TONEAREST) fesetround(FE_TONEAREST); break; }
 #define REALS(op, e32, e64) REAL32(op, e32) REAL64(op, e64)
-#define COMPARE(T, t, read) CASE(O_setp, T) EACH(t a = read(A[l]); t b = read(B[l]); int either = a != a || b != b; int yes; switch (at->mode) { \
+#define COMPARE(T, t, read) CASE(O_setp, T) EACH(t a = (t)read(A[l]); t b = (t)read(B[l]); int either = a != a || b != b; int yes; switch (at->mode) { \
     case EQ: yes = a == b; break; case NE: yes = !either && a != b; break; case LT: yes = a < b; break; case LE: yes = a <= b; break; \
     case GT: yes = a > b; break; case GE: yes = a >= b; break; case EQU: yes = either || a == b; break; case NEU: yes = either || a != b; break; \
     case LTU: yes = either || a < b; break; case LEU: yes = either || a <= b; break; case GTU: yes = either || a > b; break; \
@@ -608,8 +644,8 @@ static void go_on(Run *x, Warp *w) {
 #define SHIFT(T, t) CASE(O_shl, T) EACH(u32 n = B[l]; D[l] = n < sizeof(t) * 8 ? (u64)(t)((u64)(t)A[l] << n) : 0); break; \
                     CASE(O_shr, T) EACH(u32 n = B[l]; t a = (t)A[l]; D[l] = n < sizeof(t) * 8 ? (u64)(t)(a >> n) : (u64)(t)(a < 0 ? -1 : 0)); break;
       SHIFT(U16, uint16_t) SHIFT(U32, u32) SHIFT(U64, u64) SHIFT(S16, int16_t) SHIFT(S32, int32_t) SHIFT(S64, int64_t)
-      COMPARE(U16, uint16_t, (uint16_t)) COMPARE(U32, u32, (u32)) COMPARE(U64, u64, (u64)) COMPARE(S16, int16_t, (int16_t)) COMPARE(S32, int32_t, (int32_t))
-      COMPARE(S64, int64_t, (int64_t)) COMPARE(F32, float, f32) COMPARE(F64, double, f64) COMPARE(F16, float, f16)
+      COMPARE(U16, uint16_t, ) COMPARE(U32, u32, ) COMPARE(U64, u64, ) COMPARE(S16, int16_t, ) COMPARE(S32, int32_t, ) COMPARE(S64, int64_t, )
+      COMPARE(F32, float, (at->flags & FTZ ? flush32 : f32)) COMPARE(F64, double, f64) COMPARE(F16, float, f16)
       REALS(O_add, a + b, a + b) REALS(O_sub, a - b, a - b) REALS(O_mul, a * b, a * b) REALS(O_fma, fmaf(a, b, c), fma(a, b, c)) REALS(O_neg, -a, -a) REALS(O_abs, fabsf(a), fabs(a))
       REALS(O_div, at->flags & APPROX && fabsf(b) > 0x1p126f && fabsf(b) < INFINITY ? (isinf(a) ? NAN : copysignf(0, a) * copysignf(1, b)) : a / b, a / b)
       REALS(O_sqrt, sqrtf(a), sqrt(a)) REALS(O_rcp, 1 / a, at->flags & APPROX ? f64(of64(1 / a) >> 32 << 32) : 1 / a)
@@ -618,7 +654,7 @@ static void go_on(Run *x, Warp *w) {
       REALS(O_min, at->flags & NANS && (a != a || b != b) ? NAN : a == b ? (signbit(a) ? a : b) : fminf(a, b), a == b ? (signbit(a) ? a : b) : fmin(a, b))
       REALS(O_max, at->flags & NANS && (a != a || b != b) ? NAN : a == b ? (signbit(a) ? b : a) : fmaxf(a, b), a == b ? (signbit(a) ? b : a) : fmax(a, b))
       REAL32(O_ex2, exp2f(a)) REAL32(O_lg2, log2f(a)) REAL32(O_sin, sinf(a)) REAL32(O_cos, cosf(a)) REAL32(O_tanh, tanhf(a))
-      BITS(O_bfe, (a >> ((u32)B[l] & 255)) & ((C[l] & 255) < bits_of(at->type) ? (1ull << (C[l] & 255)) - 1 : ~0ull))
+      BITS(O_bfe, ((B[l] & 255) < bits_of(at->type) ? (u64)a >> (B[l] & 255) : 0) & ((C[l] & 255) < bits_of(at->type) ? (1ull << (C[l] & 255)) - 1 : ~0ull))
       INT(O_popc, U32, u32, __builtin_popcount(a)) INT(O_popc, U64, u64, __builtin_popcountll(a)) INT(O_clz, U32, u32, a ? __builtin_clz(a) : 32) INT(O_clz, U64, u64, a ? __builtin_clzll(a) : 64)
       CASE(O_brev, U32) EACH(u32 v = A[l]; u32 made = 0; for (int i = 0; i < 32; i++) made |= (v >> i & 1) << (31 - i); D[l] = made); break;
       CASE(O_bfi, U32) CASE(O_bfi, U64) {
@@ -676,16 +712,29 @@ static void go_on(Run *x, Warp *w) {
       }
       case O_ret: case O_exit:
         w->alive &= ~m;
+        for (int i = 0; i < w->count; i++) w->groups[i].held = 0; /* those that have ended are not waited for */
+        set_lowest(w);
         if (m != mask) join_groups(w, pc + 1, mask & ~m, 0);
         return;
       case O_bar: case O_barrier: case O_bar_red: {
-        if (m != mask) { stop(x, -1, at, "a barrier for some lanes"); return; }
+        if (m != mask) { stop(x, __builtin_ctz(m), at, "a barrier for lanes %#x alone", m); return; }
+        if (w->alive & ~m) { /* others are still to come, or to end */
+          if (w->lowest == NOWHERE) { stop(x, __builtin_ctz(m), at, "a barrier for lanes %#x alone", m); return; }
+          join_groups(w, pc, mask, 1);
+          return;
+        }
         if (at->op == O_bar_red) EACH(u64 p = B[l] & 1; x->any |= p; x->all &= p);
         w->parked[w->parked_count++] = (Group){pc, 0, mask};
         return;
       }
       case O_warp: case O_shfl: case O_mma: case O_ldmatrix: {
-        u32 members = at->op == O_warp ? w->r[o[0]][__builtin_ctz(m)] : at->op == O_shfl ? w->r[o[at->operands - 1]][__builtin_ctz(m)] : ~0u;
+        const u64 *masks = at->op == O_warp ? w->r[o[0]] : at->op == O_shfl ? w->r[o[at->operands - 1]] : NULL;
+        u32 members = masks ? masks[__builtin_ctz(m)] : ~0u;
+        for (int l = 0; masks && l < LANES; l++)
+          if (m >> l & 1 && ((u32)masks[l] != members || !(members >> l & 1))) {
+            stop(x, l, at, "the lane names lanes %#x, lane %d names %#x", (u32)masks[l], __builtin_ctz(m), members);
+            return;
+          }
         if (members & w->alive & ~m) { /* others are still to come */
           if (w->lowest == NOWHERE) { stop(x, __builtin_ctz(m), at, "lanes %#x wait for lanes %#x", m, members & w->alive & ~m); return; }
           join_groups(w, pc, mask, 1);
@@ -725,13 +774,14 @@ static void go_on(Run *x, Warp *w) {
       case O_cp:
         for (int l = 0; l < LANES; l++) if (m >> l & 1) {
           int whole = w->r[o[2]][l], bytes = at->operands > 3 ? (int)w->r[o[3]][l] : whole;
-          u64 to = (u32)w->r[o[0]][l] ;
+          u64 to = (u32)w->r[o[0]][l] + at->offset, from = w->r[o[1]][l] + at->second;
           static const char poison[] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
           char *there = place(x, w, at, SHARED, l, to, whole, "copies to", poison);
-          if (!there || (bytes && !place(x, w, at, GLOBAL, l, w->r[o[1]][l], bytes, "copies", NULL))) return;
-          if (w->r[o[1]][l] % whole) { stop(x, l, at, "copies %#llx, which is no multiple of %d", w->r[o[1]][l], whole); return; }
-          memset(there, 255, whole);
-          Late one = {to, w->r[o[1]][l], bytes, whole, w->groups_late[l]};
+          if (bytes < 0 || bytes > whole) { stop(x, l, at, "copies %d bytes of %d", bytes, whole); return; }
+          if (!there || (bytes && !place(x, w, at, GLOBAL, l, from, bytes, "copies", NULL))) return;
+          if (from % whole) { stop(x, l, at, "copies %#llx, which is no multiple of %d", from, whole); return; }
+          memset(there, 255, whole), memset(x->late + to, 1, whole);
+          Late one = {to, from, bytes, whole, w->groups_late[l]};
           APPEND(w->late[l], w->late_count[l], one);
         }
         break;
@@ -747,6 +797,7 @@ static void run_block(Run *x, const u32 *grid, const u32 *block, Warp *warps) {
   const Code *code = x->code;
   u64 index[3] = {x->block % grid[0], x->block / grid[0] % grid[1], x->block / grid[0] / grid[1]};
   memset(x->memory, 255, x->shared);
+  if (x->late) memset(x->late, 0, x->shared);
   if (x->traces) memset(x->traces, 0, x->shared * sizeof *x->traces);
   x->barriers = 0;
   for (int i = 0; i < x->warps; i++) {
@@ -803,7 +854,7 @@ static void run_block(Run *x, const u32 *grid, const u32 *block, Warp *warps) {
 /* A launch, whose arrays are in reach. */
 static void execute(Op *op) {
   Kernel *k = op->kernel;
-  if (!k->code) k->code = code_of(k->ptx);
+  if (!k->code) k->code = code_of(k->ptx, k->count);
   Code *code = k->code;
   if (code->wrong) { went_wrong = wrong(LAUNCH_FAILED, "%s: PTX: %s", k->name, code->wrong); return; }
   const u32 *grid = op->shape, *block = op->shape + 3;
@@ -820,6 +871,7 @@ static void execute(Op *op) {
   }
   for (int i = 0; i < code->symbol_count; i++)
     if (code->symbols[i].space == GLOBAL) x.reachable[x.count++] = (Reachable){code->symbols[i].at, code->symbols[i].bytes, code->symbols[i].contents, NULL};
+  for (int i = 0; i < code->count; i++) if (code->all[i].op == O_cp && !x.late) x.late = malloc(x.shared + 1);
   x.memory = malloc(x.shared + 16), x.traces = races ? calloc(x.shared + 1, sizeof *x.traces) : NULL;
   launches++;
   int registers = R_OWN + code->register_count + code->constant_count;
@@ -832,7 +884,7 @@ static void execute(Op *op) {
     free(warps[i].r), free(warps[i].local);
     for (int l = 0; l < LANES; l++) free(warps[i].late[l]);
   }
-  free(warps), free(x.traces), free(x.memory), free(x.reachable);
+  free(warps), free(x.traces), free(x.late), free(x.memory), free(x.reachable);
 }
 /* What was counted of a kernel's launches; NULL of one that was not executed. */
 const double *dry_counted(Kernel *kernel) { return kernel->code ? kernel->code->counted : NULL; }

@@ -5,35 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.operator_families import families
 
-from soapstone.ir.spec import OpSpec, operators
 from soapstone.kernels.select import unserved
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_simulator.py"
 SECONDS = 600
 ATTENTION = {f"attention_halves{part}" for part in ("", "_queries", "_keys")}
-
-
-def families() -> Iterator[tuple[str, list[str]]]:
-    """Yield families, by the folders that declare them, and their operators."""
-    found: dict[str, list[str]] = {}
-    for spec in operators():
-        found.setdefault(family(spec), []).append(spec.name)
-    yield from sorted(found.items())
-
-
-def family(spec: OpSpec) -> str:
-    """Return the folder of an operator's declaration."""
-    function = spec.reference
-    while isinstance(function, partial):
-        function = function.func
-    return "elementwise" if spec.elementwise else str(function.__module__).split(".")[-2]
 
 
 def printed(program: str, *arguments: str) -> list[Any]:

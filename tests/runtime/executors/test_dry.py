@@ -1,60 +1,46 @@
-"""GPUs without one: the real Numba CUDA on a driver that orders, checks and copies, and no more."""
+"""GPUs without one: the real Numba CUDA on a driver that orders, checks and executes kernels."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.cuda_compilers import compilers
-from helpers.driver_stub import with_driver
-from helpers.processes import PROGRAMS, mpiexec, python, rank_environment
+from helpers.dry_driver import EXECUTED, needs_compilers, printed, run
+from helpers.processes import mpiexec, rank_environment
 
 from soapstone.runtime.devices.ranks import VARIABLE
 
-DRIVER = PROGRAMS / "libcuda_dry.c"
-QUICK = ("second", "random", "folds", "errors", "memory", "narrow", "recurrent", "tiles", "peers")
-STEPS = ("resnet", "bert", "graph", "two", "turns", "plan", "resnet answers", "bert answers")
-
-
-pytestmark = pytest.mark.skipif(
-    not compilers("nvJitLink"), reason="NVIDIA's compilers are not installed"
+QUICK = (
+    *("second", "random", "folds", "errors", "kernels", "memory", "mappers", "inference", "narrow"),
+    *("status", "recurrent", "peers"),
+)
+STEPS = (
+    ("resnet", "resnet answers", "plan", "tiles"),
+    ("bert", "bert answers", "bert in halves", "attention"),
+    ("lstm", "lstm answers", "dlrm", "graph", "two", "turns", "parts"),
+    ("training", "trainings", "graphs"),
 )
 
 
-def driver(folder: Path) -> dict[str, str]:
-    """Return the variables of a process that finds the dry driver; folder: for that."""
-    try:
-        variables = with_driver(folder, DRIVER)
-    except ImportError as error:
-        pytest.skip(str(error))
-    if "LD_LIBRARY_PATH" not in variables or str(folder) not in variables["LD_LIBRARY_PATH"]:
-        pytest.skip("a driver is there: tests marked gpu are what runs on it")
-    return variables
-
-
-def dry(folder: Path, *arguments: str) -> Any:
-    """Return what a program prints that runs on the dry driver; folder: for that."""
-    variables = driver(folder)
-    done = python(["-m", *arguments], False, variables)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+pytestmark = needs_compilers
 
 
 @pytest.mark.parametrize(
-    "checks", [QUICK, pytest.param(STEPS, marks=pytest.mark.long)], ids=["programs", "steps"]
+    "checks",
+    [QUICK, *(pytest.param(each, marks=pytest.mark.long) for each in STEPS)],
+    ids=["programs", *(each[0] for each in STEPS)],
 )
-def test_what_is_asked_of_the_driver_is_allowed(checks: tuple[str, ...], tmp_path: Path) -> None:
-    for check, error in dry(tmp_path, "programs.cuda_dry", *checks).items():
+def test_programs_on_gpus_compute_what_those_on_cpus_do(checks: tuple[str, ...]) -> None:
+    """Kernels are executed; what a driver refuses, and races, are errors: see `cuda_dry`."""
+    (line,) = printed("programs.cuda_dry", *checks, DRY_RACES="1")
+    for check, error in json.loads(line).items():
         assert error is None, f"{check}: {error}"
 
 
 @pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.long)])
-def test_whichever_call_of_the_driver_fails_is_named_or_survived(step: int, tmp_path: Path) -> None:
-    found = dry(tmp_path, "programs.cuda_faults", "1", str(step))
+def test_whichever_call_of_the_driver_fails_is_named_or_survived(step: int) -> None:
+    found = json.loads(printed("programs.cuda_faults", 1, step)[-1])
     assert found["failed"] > 400 // step
     assert found["wrong"] == []
     if step == 1:  # without a CUDA graph, what would be in it is launched one by one
@@ -62,23 +48,15 @@ def test_whichever_call_of_the_driver_fails_is_named_or_survived(step: int, tmp_
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
-def test_ranks_send_from_gpu_to_gpu_what_lanes_have_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("direct", ["on", pytest.param("off", marks=pytest.mark.long)])
+def test_ranks_send_from_gpu_to_gpu_what_lanes_have_done(direct: str) -> None:
     """MPI reads a GPU's memory without asking the driver, so what is not done yet is not there."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-    program = PROGRAMS / "mpi" / "gpu_ranks.py"
-    done = subprocess.run(
-        [str(mpiexec()), "-n", "2", sys.executable, str(program), "random", "messages"],
-        env={
-            **driver(tmp_path),
-            **rank_environment(60),
-            "LD_LIBRARY_PATH": str(tmp_path),
-            "DRY_OPEN": "1",
-            VARIABLE: "on",
-        },
-        cwd=PROGRAMS.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("as it should be") == 4
+    checks = ("random", "messages", "training", "errors")
+    program = (sys.executable, *EXECUTED, "programs.mpi.gpu_ranks", *checks)
+    more = {"DRY_OPEN": "1"} if direct == "on" else {}
+    path = rank_environment(60)
+    names = ("SOAPSTONE_TIMEOUT_S", "PYTHONPATH")
+    more |= {VARIABLE: direct, **{name: path[name] for name in names}}
+    done = run(mpiexec(), "-n", 2, *program, **more)
+    assert done.stdout.count("as it should be") == 2 * len(checks)
