@@ -39,3 +39,12 @@ def test_kernels_of_some_operators_equal_the_reference() -> None:
 @pytest.mark.parametrize("names", [pytest.param(names, id=of) for of, names in families()])
 def test_kernels_equal_the_reference(names: list[str]) -> None:
     check(names)
+
+
+@pytest.mark.long
+def test_products_are_right_by_every_shape_of_tile_and_in_parts() -> None:
+    found = list(map(json.loads, printed("programs.cuda_products", "--device", DRY_RACES="1")))
+    assert len(found) == 24
+    kernels = {"product", "product_few", "product_large", "staged", "staged_small"}
+    assert {kernel for *_, kernel, _, _ in found} == kernels
+    assert max(parts for *_, parts, _ in found) > 1
