@@ -15,10 +15,15 @@ from soapstone.ir.ops.windows.lp_pool import filled
 from soapstone.ir.ops.windows.window import Window, windows_of
 from soapstone.kernels.cuda.elementwise.text import literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.substrate.arrays import views
+from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.cuda.substrate.element import each_element
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
+
+
+def _word(*operands: View) -> str:
+    """Return the type of indices in operands: 32 bits, where these hold them, take half as long."""
+    return "uint32" if all(each.reach < 2**31 for each in operands) else "uint64"
 
 
 def _place(name: str, spatial: Sequence[str]) -> str:
@@ -26,28 +31,67 @@ def _place(name: str, spatial: Sequence[str]) -> str:
     return " + ".join([*terms, *(f"{at} * s_{name}_{2 + d}" for d, at in enumerate(spatial))])
 
 
-def _forward(windows: Sequence[Window], inner: Sequence[str]) -> list[str]:
-    """Return loops over a window's positions inside x, which run `inner`; `w`: the position."""
-    lines, indent = [], ""
+def _read(name: str) -> str:
+    """Return the text of the element of an operand that a walk has reached."""
+    return f"{name}[uint64(in_{name})]"  # which is not looked for a sign
+
+
+def _begin(names: Sequence[str], word: str) -> list[str]:
+    """Return the statements before a walk over operands."""
+    return [f"in_{name}_0 = {word}({_place(name, ())})" for name in names]
+
+
+def _reach(names: Sequence[str], d: int, last: bool, word: str) -> list[str]:
+    """Return the statements that go to place `p` along an axis of operands that are walked over."""
+    to = "" if last else f"_{d + 1}"
+    return [f"in_{x}{to} = {word}(in_{x}_{d} + p{d} * {word}(s_{x}_{2 + d}))" for x in names]
+
+
+def _forward(windows: Sequence[Window], word: str, inner: Sequence[str]) -> list[str]:
+    """Return loops over a window's positions inside x, which run `inner`; word: see `_word`."""
+    lines, indent = _begin("x", word), ""
     for d, w in enumerate(windows):
+        first = f"at_{2 + d} * {w.stride} - {w.low}"
         lines.append(f"{indent}for k{d} in range({w.kernel}):")
         indent += "    "
-        lines.append(f"{indent}p{d} = at_{2 + d} * {w.stride} - {w.low} + k{d} * {w.dilation}")
-        lines.append(f"{indent}if p{d} >= 0 and p{d} < {w.size}:")
+        lines.append(f"{indent}p{d} = {word}({first} + k{d} * {w.dilation})")
+        lines.append(f"{indent}if p{d} < {word}({w.size}):")  # less than 0 is a great number
         indent += "    "
+        lines += [indent + line for line in _reach("x", d, d == len(windows) - 1, word)]
     return [*lines, *(indent + line for line in inner)]
 
 
-def _backward(windows: Sequence[Window], counts: Sequence[int], inner: Sequence[str]) -> list[str]:
-    """Return loops over the windows that an element is in; `p`: the window, `k`: its position."""
-    lines, indent = [], ""
+def _backward(
+    windows: Sequence[Window],
+    counts: Sequence[int],
+    word: str,
+    names: Sequence[str],
+    inner: Sequence[str],
+) -> list[str]:
+    """Return loops over the windows that an element is in, in the order of its positions in them.
+
+    `p`: the window, `k`: the position. names: operands that have an element for each window.
+    """
+    lines, indent = _begin(names, word), ""
     for d, (w, count) in enumerate(zip(windows, counts)):
-        lines.append(f"{indent}for k{d} in range({w.kernel}):")
-        indent += "    "
-        lines.append(f"{indent}t{d} = at_{2 + d} + {w.low} - k{d} * {w.dilation}")
-        lines.append(f"{indent}p{d} = t{d} // {w.stride}")
-        lines.append(f"{indent}if t{d} >= 0 and t{d} % {w.stride} == 0 and p{d} < {count}:")
-        indent += "    "
+        lines.append(f"{indent}t{d} = {word}(at_{2 + d} + {w.low})")
+        if w.dilation == 1:  # every so many positions there is a window
+            lines += [
+                f"{indent}q{d} = {word}(t{d} // {word}({w.stride}))",
+                f"{indent}for j{d} in range({-(-w.kernel // w.stride)}):",
+                f"{indent}    p{d} = {word}(q{d} - {word}(j{d}))",
+                f"{indent}    k{d} = {word}(t{d} - p{d} * {word}({w.stride}))",
+                f"{indent}    if p{d} < {word}({count}) and k{d} < {word}({w.kernel}):",
+            ]
+        else:
+            lines += [
+                f"{indent}for k{d} in range({w.kernel}):",
+                f"{indent}    u{d} = {word}(t{d} - {word}(k{d} * {w.dilation}))",
+                f"{indent}    p{d} = {word}(u{d} // {word}({w.stride}))",
+                f"{indent}    if p{d} * {word}({w.stride}) == u{d} and p{d} < {word}({count}):",
+            ]
+        indent += " " * 8
+        lines += [indent + line for line in _reach(names, d, d == len(windows) - 1, word)]
     return [*lines, *(indent + line for line in inner)]
 
 
@@ -66,10 +110,16 @@ def _divisor(
     lines = ["divisor = 1"]
     for d, (w, beyond) in enumerate(zip(windows, excess)):
         end = w.size + (w.high - beyond if include_pad else 0)
-        lines += [f"h{d} = 0", f"for c{d} in range({w.kernel}):"]
-        lines += [f"    r{d} = {at[d]} * {w.stride} - {w.low} + c{d} * {w.dilation}"]
-        test = f"r{d} < {end}" + ("" if include_pad else f" and r{d} >= 0")
-        lines += [f"    if {test}: h{d} += 1", f"divisor = divisor * h{d}"]
+        lines += [f"b{d} = int64({at[d]}) * {w.stride} - {w.low}"]
+        if w.dilation == 1:
+            first = f"b{d}" if include_pad else f"max(b{d}, 0)"
+            lines += [f"h{d} = max(min(b{d} + {w.kernel}, {end}) - {first}, 0)"]
+        else:
+            lines += [f"h{d} = 0", f"for c{d} in range({w.kernel}):"]
+            test = f"b{d} + c{d} * {w.dilation} < {end}"
+            test += "" if include_pad else f" and b{d} + c{d} * {w.dilation} >= 0"
+            lines += [f"    if {test}: h{d} += 1"]
+        lines += [f"divisor = divisor * h{d}"]
     return [*lines, "divisor = max(divisor, 1)"]
 
 
@@ -81,18 +131,21 @@ def _max_pool(call: Call) -> DeviceEntry:
     (x,), (y, *index) = views(call)
     windows = _windows(call, x.shape[2:])
     kind = wide(x.dtype)
-    inside = [f"p{d}" for d, _ in enumerate(windows)]
+    word = _word(x, y)
     least = smallest(np.dtype(x.dtype))
     start = f"{kind}(-inf)" if kind.startswith("float") else literal(least, kind)
-    body = [f"best = {start}", "place = -1"]
-    inner = [
-        f"value = {kind}(x[{_place('x', inside)}])",
-        "if place < 0 or value > best or (value != value and best == best):",
-        "    best = value",
-        f"    place = {_position(windows)}",
-    ]
+    body, inner = [f"best = {start}"], [f"value = {kind}({_read('x')})"]
+    if index:
+        body += ["place = -1"]
+        inner += [
+            "if place < 0 or value > best or (value != value and best == best):",
+            "    best = value",
+            f"    place = {_position(windows)}",
+        ]
+    else:
+        inner += ["best = value if value > best or value != value else best"]
     at = [f"at_{2 + d}" for d, _ in enumerate(windows)]
-    body += _forward(windows, inner)
+    body += _forward(windows, word, inner)
     body += [
         f"y[{_place('y', at)}] = {y.dtype}(best)"
         if y.dtype != "bool"
@@ -107,27 +160,26 @@ def _max_pool(call: Call) -> DeviceEntry:
 
 def _max_pool_grad(call: Call) -> DeviceEntry:
     (dy, index), (dx,) = views(call)
+    word = _word(dy, index, dx)
     windows = _windows(call, dx.shape[2:])
     kind = wide(dy.dtype)
-    of = [f"p{d}" for d, _ in enumerate(windows)]
     inner = [
-        f"if index[{_place('index', of)}] == {_position(windows)}:",
-        f"    total += {kind}(dy[{_place('dy', of)}])",
+        f"if {_read('index')} == {_position(windows)}:",
+        f"    total += {kind}({_read('dy')})",
     ]
     at = [f"at_{2 + d}" for d, _ in enumerate(windows)]
-    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], word, ["dy", "index"], inner)]
     body += [f"dx[{_place('dx', at)}] = {dx.dtype}(total)"]
     return each_element(body, dx.shape, {"dy": dy, "index": index, "dx": dx})
 
 
 def _avg_pool(call: Call) -> DeviceEntry:
     (x,), (y,) = views(call)
+    word = _word(x, y)
     windows = _windows(call, x.shape[2:])
     kind, at = wide(x.dtype), [f"at_{2 + d}" for d, _ in enumerate(windows)]
     excess = call.attributes.get("excess", (0,) * len(windows))
-    inside = [f"p{d}" for d, _ in enumerate(windows)]
-    body = [f"total = {kind}(0)"]
-    body += _forward(windows, [f"total += {kind}(x[{_place('x', inside)}])"])
+    body = [f"total = {kind}(0)", *_forward(windows, word, [f"total += {kind}({_read('x')})"])]
     body += _divisor(windows, excess, call.attributes["include_pad"], at)
     body += [f"y[{_place('y', at)}] = {y.dtype}(total / {kind}(divisor))"]
     return each_element(body, y.shape, {"x": x, "y": y})
@@ -135,13 +187,14 @@ def _avg_pool(call: Call) -> DeviceEntry:
 
 def _avg_pool_grad(call: Call) -> DeviceEntry:
     (dy,), (dx,) = views(call)
+    word = _word(dy, dx)
     windows = _windows(call, dx.shape[2:])
     kind, at = wide(dy.dtype), [f"at_{2 + d}" for d, _ in enumerate(windows)]
     excess = call.attributes.get("excess", (0,) * len(windows))
     of = [f"p{d}" for d, _ in enumerate(windows)]
     inner = _divisor(windows, excess, call.attributes["include_pad"], of)
-    inner += [f"total += {kind}(dy[{_place('dy', of)}]) / {kind}(divisor)"]
-    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    inner += [f"total += {kind}({_read('dy')}) / {kind}(divisor)"]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], word, ["dy"], inner)]
     body += [f"dx[{_place('dx', at)}] = {dx.dtype}(total)"]
     return each_element(body, dx.shape, {"dy": dy, "dx": dx})
 
@@ -155,14 +208,14 @@ def _powered(name: str, p: int, kind: str) -> str:
 def lp_pool(call: Call) -> DeviceEntry:
     """Return the entry of the p-norm of each window."""
     (x,), (y,) = views(call)
+    word = _word(x, y)
     at = filled(call.attributes)
     windows, kind, p = windows_of(at, x.shape[2:], at["kernel"]), wide(x.dtype), at["p"]
-    inside = [f"p{d}" for d, _ in enumerate(windows)]
-    inner = [f"value = abs({kind}(x[{_place('x', inside)}]))"]
+    inner = [f"value = abs({kind}({_read('x')}))"]
     inner += [f"total += {_powered('value', p, kind)}"]
     roots = {1: "total", 2: "sqrt(total)"}
     root = roots.get(p, f"power(total, {kind}({1 / p!r}))")
-    body = [f"total = {kind}(0)", *_forward(windows, inner)]
+    body = [f"total = {kind}(0)", *_forward(windows, word, inner)]
     body += [
         f"y[{_place('y', [f'at_{2 + d}' for d, _ in enumerate(windows)])}] = {y.dtype}({root})"
     ]
@@ -173,14 +226,14 @@ def lp_pool(call: Call) -> DeviceEntry:
 def lp_pool_grad(call: Call) -> DeviceEntry:
     """Return the entry of what each element adds to the norms of the windows that it is in."""
     (dy, y, x), (dx,) = views(call)
+    word = _word(dy, y, dx)
     at = filled(call.attributes)
     windows, kind, p = windows_of(at, x.shape[2:], at["kernel"]), wide(x.dtype), at["p"]
-    of = [f"p{d}" for d, _ in enumerate(windows)]
     norm = _powered("norm", p - 1, kind) if p > 1 else f"{kind}(1)"
-    inner = [f"norm = {kind}(y[{_place('y', of)}])"]
-    inner += [f"if norm != {kind}(0): total += {kind}(dy[{_place('dy', of)}]) / ({norm})"]
+    inner = [f"norm = {kind}({_read('y')})"]
+    inner += [f"if norm != {kind}(0): total += {kind}({_read('dy')}) / ({norm})"]
     own = [f"at_{2 + d}" for d, _ in enumerate(windows)]
-    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], word, ["dy", "y"], inner)]
     body += [f"value = {kind}(x[{_place('x', own)}])", "size = abs(value)"]
     body += [f"total = total * ({_powered('size', p - 1, kind)})"] if p > 1 else []
     body += [f"if value < {kind}(0): total = -total"]

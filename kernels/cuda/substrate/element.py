@@ -71,10 +71,14 @@ def each_element(
     count = math.prod(shape)
     if count == 0:
         return DeviceEntry(())
-    names, values = parameters(operands)
+    given = dict(zip(*parameters(operands)))
+    steps = {key: given.pop(key) for key in [*given] if key.startswith("s_")}
+    names, values = [*given], [*given.values()]
     more = ["status"] if status is not None else []
-    lines = [f"def {name}(items, {', '.join([*names, *more])}):", "    item = cuda.grid(1)"]
-    lines += ["    while item < items:"]
+    lines = [f"def {name}(items, {', '.join([*names, *more])}):"]
+    # Extents are in the text too, so a kernel is of one shape: steps of 1 cost nothing, others less.
+    lines += [f"    {key} = {step}" for key, step in steps.items()]
+    lines += ["    item = cuda.grid(1)", "    while item < items:"]
     axes = [(str(d), extent) for d, extent in enumerate(shape)] or [("0", 1)]
     lines += indices("item", axes, " " * 8)
     lines += [" " * 8 + line for line in body]
