@@ -70,7 +70,7 @@ def row_of(name: str, rows: int) -> list[str]:
         f"low, high = int64(0), int64({rows})",
         "while high - low > 1:",
         "    middle = (low + high) // 2",
-        f"    if indptr[{middle}] <= e:",
+        f"    if indptr[uint64({middle})] <= e:",
         "        low = middle",
         "    else:",
         "        high = middle",
@@ -165,6 +165,8 @@ class _Text:
         if all(at[-1] == self.last for _, at in seen) and self.last:
             self.width = width_along((view for view, _ in seen), shape[-1], (8, 4, 2))
         self.axes = (*shape[1:-1], shape[-1] // self.width) if self.last else ()
+        narrow = "indices" in operands and "32" in operands["indices"].dtype
+        self.kind = "uint32" if narrow else "uint64"  # of an entry's column
         self.piece = piece_of(entries, math.prod(self.axes))
         lines = len(fold.term) * self.width
         self.together = _TOGETHER if lines <= _LINES else 1
@@ -195,38 +197,38 @@ class _Text:
         return [self.lane(line, lane, entry) for lane in range(self.width) for line in lines]
 
     def where(self, name: str, at: Sequence[str], entry: int = 0) -> str:
-        """Return the text of an element's index; what does not vary by entry is added first."""
-        view = self.operands[name]
-        narrow = view.size and view.reach < 2**31  # products of 64 bits take four times as long
+        """Return the text of an element's index; what does not vary by entry is added first.
+
+        The steps of what does are numbers, so that products of 32 bits suffice.
+        """
         first, then = [f"o_{name}"], []
         for axis, one in enumerate(at):
-            index, step = f"({self.lane(one, 0, entry)})", f"s_{name}_{axis}"
-            if not re.search(r"\b(column|e)\b", one):
-                first.append(f"{index} * {step}")
-            elif view.strides[axis] == 1:
-                then.append(index)
+            index = f"({self.lane(one, 0, entry)})"
+            if re.search(r"\b(column|e)\b", one):
+                then.append(f"{index} * {self.operands[name].strides[axis]}")
             else:
-                then.append(f"{index} * {f'uint32({step})' if narrow else step}")
-        start = " + ".join(first)
-        if not narrow:
-            return " + ".join([start, *then])
-        return f"uint32({' + '.join([f'uint32({start})', *then])})"
+                first.append(f"{index} * s_{name}_{axis}")
+        return " + ".join([f"({' + '.join(first)})", *then])
 
     def load(self, names: Sequence[str], view: str, where: str) -> str:
-        """Return the statement that reads as many elements as there are names."""
-        return load(names, view, where) if len(names) > 1 else f"{names[0]} = {view}[{where}]"
+        """Return the statement that reads as many elements as there are names.
+
+        An index without a sign is not looked whether it counts from the end.
+        """
+        one = f"{names[0]} = {view}[uint64({where})]"
+        return load(names, view, where) if len(names) > 1 else one
 
     def store(self, view: str, where: str, values: Sequence[str]) -> str:
         """Return the statement that writes a thread's columns."""
-        return store(view, where, values) if len(values) > 1 else f"{view}[{where}] = {values[0]}"
+        one = f"{view}[uint64({where})] = {values[0]}"
+        return store(view, where, values) if len(values) > 1 else one
 
     def read(self, entry: int) -> list[str]:
         """Return the statements that load what an entry is folded from."""
-        lines, columns = [], self.fold.columns
+        lines, columns, kind = [], self.fold.columns, self.kind
         if columns is not None:
-            kind = "uint32" if columns < 2**31 else "uint64"
             lines = [
-                f"column_{entry} = {kind}(indices[{self.where('indices', ['e'], entry)}])",
+                f"column_{entry} = {kind}(indices[uint64({self.where('indices', ['e'], entry)})])",
                 f"outside = max(outside, column_{entry})",
                 f"column_{entry} = min(column_{entry}, {kind}({columns - 1}))",
             ]
@@ -262,20 +264,21 @@ class _Text:
         each entry, by operand, of those of no row zero.
         """
         first, last = (f"int64(indptr[{place('indptr', [at])}])" for at in ("0", str(rows)))
-        ends, columns = f"int64(indptr[{place('indptr', ['at_0 + 1'])}])", self.fold.columns
-        piece, inner, kind = self.piece, [], "uint32" if (columns or 0) < 2**31 else "uint64"
-        number = "uint32" if self.entries < 2**31 else "int64"
-        for n in range(self.together):
-            inner += [f"e_{n} = {number}(min(e + {n}, upto - 1))", *self.read(n)]
-        for n in range(self.together):
-            term = [*self.lanes(self.fold.term, n), *self.results(each, n)]
-            inner += [f"if e + {n} < upto:", *("    " + line for line in term)] if n else term
-        if columns == 0:
-            inner = ["outside = uint32(1)"]
+        ends, columns = f"int64(indptr[uint64({place('indptr', ['at_0 + 1'])})])", self.fold.columns
+        piece, kind = self.piece, self.kind
+
+        def folded(count: int) -> list[str]:
+            """Return the statements that fold so many entries, all of which are loaded before."""
+            if columns == 0:
+                return ["outside = uint64(1)"]
+            read = [[f"e_{n} = e + {n}", *self.read(n)] for n in range(count)]
+            term = [[*self.lanes(self.fold.term, n), *self.results(each, n)] for n in range(count)]
+            return [line for lines in (*read, *term) for line in lines]
+
         clear = []
         if each:
             nothing = dict.fromkeys(each, "0")
-            zeros_of = [f"e_0 = {number}(other)", *self.results(nothing)]
+            zeros_of = ["e_0 = other", *self.results(nothing)]
             clear = [
                 f"for other in range(start, min({first}, upto)):",
                 *("    " + line for line in zeros_of),
@@ -294,9 +297,15 @@ class _Text:
             f"    while e < stop and at_0 < {rows}:",
             *("        " + line for line in before),
             "        upto = min(end, stop)",
-            "        while e < upto:",
-            *("            " + line for line in inner),
-            f"            e = min(e + {self.together}, upto)",
+            *(
+                "        " + line
+                for count in ([self.together, 1] if self.together > 1 else [1])
+                for line in (
+                    f"while e + {count} <= upto:",
+                    *("    " + one for one in folded(count)),
+                    f"    e += {count}",
+                )
+            ),
             *("        " + line for line in after),
             "        at_0, begin = at_0 + 1, end",
             f"        while at_0 < {rows}:",

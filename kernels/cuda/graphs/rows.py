@@ -121,7 +121,8 @@ def sddmm(call: Call) -> DeviceEntry:
     lanes = max(2, 8 // width, 1 << (-(-depth // held) - 1).bit_length())
     lanes = min(WARP, lanes)
     first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
-    ends, columns = f"indptr[{place('indptr', ['row + 1'])}]", b.shape[0]
+    ends, columns = f"indptr[uint64({place('indptr', ['row + 1'])})]", b.shape[0]
+    index = "uint32" if "32" in indices.dtype else "uint64"
     begin, each = _dot(kind, (a, b), lanes, width, held // width)
     body = [
         f"scratch = cuda.shared.array({THREADS}, {kind})",
@@ -138,8 +139,8 @@ def sddmm(call: Call) -> DeviceEntry:
         "                row += 1",
         f"                end = {ends}",
         *("            " + line for line in begin),
-        f"        column = int64(indices[{place('indices', ['e'])}])",
-        f"        if column < 0 or column >= {columns}: outside = 1",
+        f"        column = {index}(indices[uint64({place('indices', ['e'])})])",
+        f"        if column >= {index}({columns}): outside = 1",
         "        else:",
         *(" " * 12 + line for line in each),
         "    total = fold_sum(total, scratch)",
@@ -168,16 +169,14 @@ def _dot(
     whole, rest = divmod(depth, step)
     place_of = {}
     for name, view, row in (("a", a, "row"), ("b", b, "column")):
-        found = place(name, [row, f"at_1 * {width}"])
-        narrow = view.size and view.reach < 2**31  # products of 64 bits take four times as long
-        terms = f"uint32({row}) * uint32(s_{name}_0) + uint32(at_1 * {width} * s_{name}_1)"
-        place_of[name] = f"uint32(uint32(o_{name}) + {terms})" if narrow else found
+        # A step that is a number needs products of 32 bits.
+        place_of[name] = f"(o_{name} + at_1 * {width} * s_{name}_1) + {row} * {view.strides[0]}"
 
     def loads(name: str, n: int, chunk: int) -> list[str]:
         """Return the statements that load a chunk, of a's as it is computed."""
         names = [f"{name}{n}_{lane}" for lane in range(width)]
         where = f"at_{name} + {chunk * step} * s_{name}_1"
-        one = load(names, name, where) if width > 1 else f"{names[0]} = {name}[{where}]"
+        one = load(names, name, where) if width > 1 else f"{names[0]} = {name}[uint64({where})]"
         return [one, *(f"{x} = {kind}({x})" for x in names)]
 
     def products(count: int) -> list[str]:
