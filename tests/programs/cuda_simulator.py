@@ -103,10 +103,18 @@ LARGER = {
     "sddmm": [example((f"4 {n}", f"9 {n}", "p", "i"), MATRIX) for n in (128, 602)],
     "segment_softmax": [example(("40 8", "p"), MATRIX)],
     "segment_softmax_grad": [example(("40 8", "40 8", "p"), MATRIX)],
-    "cumsum": [Case(("300 40",)), Case(("3 300",), {"axis": 1, "reverse": True})],
+    "cumsum": [
+        Case(("9000 1",)),
+        Case(("2 9000",), {"axis": 1, "exclusive": True, "reverse": True}),
+        Case(("300 40",)),
+        Case(("3 300",), {"axis": 1, "reverse": True}),
+    ],
     "top_k": [
         Case(("2 300",), {"k": 7, "axis": 1, "sorted": False}),
         Case(("150 2",), {"k": 70, "axis": 0, "largest": False}),
+        Case(("2100 2",), {"k": 3, "axis": 0}),
+        Case(("2 2100",), {"k": 70, "axis": 1, "largest": False}),
+        Case(("int64 2100 >=0 <9",), {"k": 40, "sorted": False}),
         Case(("int64 9 >=0 <3",), {"k": 6}),
         Case(("uint8 70 >=0 <256",), {"k": 21, "sorted": False}),
         Case(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, v
 from soapstone.kernels.cuda.substrate.element import numbered, parameters, place
 from soapstone.kernels.cuda.substrate.folds import MOST, SCANS, folds
 from soapstone.kernels.cuda.substrate.grid import blocks_of, rounded
-from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built, processors
 from soapstone.kernels.cuda.substrate.vectors import VECTORS
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 ROUNDS = 4 if SIMULATED else 32  # that cost less than a look at each bit
+_PART = 8 if SIMULATED else 1024  # elements of a part of a line, at least
 
 
 @cache
@@ -90,16 +92,36 @@ def _ranked(dtype: str, largest: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The k first of each line along an axis.
+    """The k first of each line along an axis, or of each of its parts, side by side.
 
     Attributes:
-        operands: x; bits, in which ranks are seen; values and chosen, the results.
+        operands: x; bits, in which ranks are seen; values and chosen, the results; numbers, those
+            of x's elements where they are not their indices.
     """
 
     operands: Mapping[str, View]
     axis: int
     k: int
     largest: bool
+    parts: int = 1
+
+    @property
+    def items(self) -> int:
+        """The elements of a part, at most."""
+        return -(-self.operands["x"].shape[self.axis] // self.parts)
+
+    def line(
+        self, head: Sequence[str], body: Sequence[str], more: Mapping[str, View]
+    ) -> DeviceEntry:
+        """Return the entry of blocks that run statements for each part of `items` elements."""
+        shape = self.operands["x"].shape
+        extent, part = shape[self.axis], f"at_{self.axis}"
+        cut = [
+            f"begin = {part} * {extent} // {self.parts}",
+            f"items = ({part} + 1) * {extent} // {self.parts} - begin",
+        ]
+        given = self.axis, {**self.operands, **more}, shape, self.parts
+        return block_a_line(head, [*cut, *body], *given)
 
     def at(self, name: str, place_of: str) -> str:
         """Return the text of an element of the line."""
@@ -110,28 +132,54 @@ class _Choice:
     def rank(self, number: str) -> list[str]:
         """Return the statements that make `rank` of an element of the line."""
         made = _ranked(self.operands["x"].dtype, self.largest)
-        return [f"rank = int64({self.at('bits', number)})", *made]
+        return [f"rank = int64({self.at('bits', f'begin + {number}')})", *made]
 
     def write(self, number: str, to: str) -> list[str]:
         """Return the statements that write an element of the line as one of the results."""
+        to, number = f"at_{self.axis} * {self.k} + {to}", f"begin + {number}"
+        named = self.at("numbers", number) if "numbers" in self.operands else number
         return [
             f"{self.at('values', to)} = {self.at('x', number)}",
-            f"{self.at('chosen', to)} = {number}",
+            f"{self.at('chosen', to)} = {named}",
         ]
 
 
 @variant("top_k", "numba", processor="cuda")
 def top_k(call: Call) -> DeviceEntry:
-    """Return the entry of the first k elements of each line."""
+    """Return the entry of the first k elements of each line.
+
+    Of few lines, the first of parts are chosen before, in order of index, and the first of these.
+    """
     (x,), (values, chosen) = views(call)
-    at = call.attributes
+    at, axis, k, numbers = call.attributes, call.attributes["axis"], call.attributes["k"], {}
     if values.size == 0:
         return DeviceEntry(())
+    extent, made = x.shape[axis], ()
+    lines = x.size // extent
+    parts = min(2 * processors() // lines, extent // max(4 * k, _PART))
+    if parts > 1:
+        shape = [parts * k if d == axis else e for d, e in enumerate(x.shape)]
+        few, numbers = room(shape, x.dtype, x.span), {"numbers": room(shape, "int64", x.span)}
+        made = _chosen(x, few, numbers["numbers"], at, {}, parts).launches
+        x = few
+    return DeviceEntry((*made, *_chosen(x, values, chosen, at, numbers).launches))
+
+
+def _chosen(
+    x: View,
+    values: View,
+    chosen: View,
+    at: Mapping[str, Any],
+    numbers: Mapping[str, View],
+    parts: int = 1,
+) -> DeviceEntry:
+    """Return the entry of the first k elements of each line, or of each of its parts."""
     by_bits = kind_of(x.dtype) == "f" or x.dtype == "uint64"  # others are in int64 as they are
     bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
-    operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
-    choice = _Choice(operands, at["axis"], at["k"], at["largest"])
-    return (_by_rounds if at["k"] <= ROUNDS else _by_bits)(choice, at["sorted"])
+    operands = {"x": x, "bits": bits, "values": values, "chosen": chosen, **numbers}
+    choice = _Choice(operands, at["axis"], at["k"], at["largest"], parts)
+    made = _by_rounds if at["k"] <= ROUNDS else _by_bits
+    return made(choice, at["sorted"] and parts == 1)
 
 
 def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
@@ -168,7 +216,7 @@ def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
         again = ["where = fold_min(where, scratch)", "before = where", *write]
         body += ["before = int64(-1)", *rounds(inside, "n < where", again)]
     head = ["scratch = cuda.shared.array(SCRATCH, int64)"]
-    return block_a_line(head, body, choice.axis, choice.operands, choice.operands["x"].shape)
+    return choice.line(head, body, {})
 
 
 def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
@@ -177,8 +225,8 @@ def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
     What has a lesser rank is taken, and the first of those that have it; then, in order, sorted.
     """
     x, k = choice.operands["x"], choice.k
-    size, items = np.dtype(x.dtype).itemsize, x.shape[choice.axis]
-    bits, threads = 64 if size == 8 else 8 * size + 1, rounded(items)
+    size, threads = np.dtype(x.dtype).itemsize, rounded(choice.items)
+    bits = 64 if size == 8 else 8 * size + (x.dtype[0] == "u")  # an unsigned one's has a sign, too
     head = [
         "scratch = cuda.shared.array(SCRATCH, int64)",
         f"sums = cuda.shared.array({threads}, int64)",
@@ -221,13 +269,13 @@ def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
         "    taken = (here & int64(0xFFFFFFFF)) + min(here >> 32, equal)",
         "    if value == 1 or (value > 1 and here >> 32 < equal):",
     ]
-    put, operands, sort = choice.write("n", "taken"), choice.operands, []
+    put, more, sort = choice.write("n", "taken"), {}, []
     if in_order:
         power = 1 << (k - 1).bit_length()
         lines = math.prod(extent for d, extent in enumerate(x.shape) if d != choice.axis)
         shape = (blocks_of(lines * threads, threads) * power,)
         keys, places = (room(shape, "int64", x.span) for _ in range(2))
-        operands = {**operands, "keys": keys, "places": places}
+        more = {"keys": keys, "places": places}
         put = ["keys[own + taken] = rank", "places[own + taken] = n"]
         body.insert(0, f"own = cuda.blockIdx.x * {power}")
         sort = [
@@ -241,7 +289,7 @@ def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
     body += [" " * 8 + line for line in put]
     body += [f"    before = before + sums[{threads - 1}]", "    cuda.syncthreads()"]
     body += [f"    chunk += {threads}", *sort]
-    return block_a_line(head, body, choice.axis, operands, x.shape)
+    return choice.line(head, body, more)
 
 
 def _sorted_by_pairs(power: int, count: int) -> list[str]:
