@@ -101,11 +101,23 @@ def samples(name: str, count: int) -> tuple[Any, Array]:
 
 
 def train(
-    name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4, **options: Any
+    name: str,
+    executor: str,
+    cpus: int,
+    steps: int = 2,
+    batch: int = 4,
+    noise: float = 0.0,
+    **options: Any,
 ) -> Trained:
-    """Train an app from its initial weights. options: as of `Model.compile`."""
+    """Train an app from its initial weights.
+
+    noise: by how much inputs are disturbed, of each number. options: as of `Model.compile`.
+    """
     module = app_module(name)
     x, y = samples(name, steps * batch)
+    if noise:
+        by = np.random.default_rng(1).uniform(-noise, noise, x.shape)
+        x = (x * (1 + by)).astype(x.dtype)
     with module.build(batch, **APPS[name].options) as model:
         model.compile(
             SGD(0.01, momentum=0.9),

@@ -16,7 +16,7 @@ QUICK = (
     *("status", "recurrent", "peers"),
 )
 STEPS = (
-    ("resnet", "resnet answers", "plan", "tiles"),
+    ("resnet step", "resnet", "resnet answers", "plan", "tiles"),
     ("bert", "bert answers", "bert in halves", "attention"),
     ("lstm", "lstm answers", "dlrm", "graph", "two", "turns", "parts"),
     ("training", "trainings", "graphs"),
