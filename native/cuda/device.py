@@ -133,7 +133,7 @@ class Device:
     def __init__(self, number: int) -> None:
         count = device_count()
         if not 0 <= number < count:
-            raise NoDevice(f"GPU {number} found asked for; the driver has {count}")
+            raise NoDevice(f"GPU {number} found; the driver has {count}, from 0 on")
         self.number = number
         _USED.setdefault(number)
         self.current: Any = numba_cuda().gpus[0 if simulated() else number]  # without a turn

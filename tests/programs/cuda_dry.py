@@ -84,8 +84,8 @@ def trained(
 ) -> None:
     """Train an app for some steps, most of them launches of one graph: as on a CPU.
 
-    off: how far losses and weights may be from those of the CPU. noise: if not 0, they may be as far
-    as it is from itself where its inputs are off by so much.
+    off: how far losses and weights may be from those of the CPU. noise: if not 0, they may be as
+        far as the CPU's are from its own where inputs are off by so much.
     """
     before = counted()
     mine = executor_apps.train(name, "local", None, steps, gpus=gpus, **options)
