@@ -76,7 +76,7 @@ def each_element(
     names, values = [*given], [*given.values()]
     more = ["status"] if status is not None else []
     lines = [f"def {name}(items, {', '.join([*names, *more])}):"]
-    # Extents are in the text too, so a kernel is of one shape: steps of 1 cost nothing, others less.
+    # As extents are: a kernel is of one shape. Steps of 1 cost nothing, others less.
     lines += [f"    {key} = {step}" for key, step in steps.items()]
     lines += ["    item = cuda.grid(1)", "    while item < items:"]
     axes = [(str(d), extent) for d, extent in enumerate(shape)] or [("0", 1)]
