@@ -17,7 +17,7 @@ from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.reduction.fold import max_extent, spread
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity
-from soapstone.kernels.cuda.substrate.grid import THREADS, blocks_of, rounded
+from soapstone.kernels.cuda.substrate.grid import THREADS, blocks_of, resident, rounded
 from soapstone.kernels.cuda.substrate.source import (
     Ahead,
     Layout,
@@ -305,4 +305,8 @@ def _geometry(layout: Layout, fit: _Fit | None) -> tuple[bool, tuple[int, ...], 
         high = max(1, min(THREADS // WARP, layout.rows))
         return True, (blocks_of(-(-layout.rows // high) * WARP * high, WARP * high),), (WARP, high)
     threads = rounded(-(-layout.items // 4)) if fit is None else fit.threads
+    if fit is None:  # few rows have more threads each
+        most = min(WIDEST, layout.items // LANES)
+        while 2 * threads <= most and 2 * layout.rows <= resident(threads):
+            threads *= 2
     return False, (blocks_of(layout.rows * threads, threads),), (threads, 1)

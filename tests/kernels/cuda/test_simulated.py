@@ -61,6 +61,13 @@ def test_rows_of_graphs_are_folded_in_pieces_however_long_they_are() -> None:
 
 
 @pytest.mark.simulator
+def test_rows_with_infinities_are_as_the_reference_has_them_kept_or_read_again() -> None:
+    found = printed("cuda_infinite_rows.py")
+    assert len(found) == 36
+    assert [line for line in found if line[-1]] == []
+
+
+@pytest.mark.simulator
 def test_attention_of_halves_is_by_tensor_cores_on_rows_in_pieces() -> None:
     found = printed("cuda_attention.py")
     assert len(found) == 2 * (4 + 3)  # forms, of which three have gradients
