@@ -25,6 +25,7 @@ from soapstone.kernels.select import select_device
 ALONG: dict[str, dict[str, Any]] = {
     **{name: {"axis": 1} for name in ("softmax", "log_softmax", "argmax", "argmin", "hardmax")},
     "cross_entropy": {},
+    "reduce_log_sum_exp": {"axes": (1,)},
 }
 
 

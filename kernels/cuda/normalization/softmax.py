@@ -86,9 +86,14 @@ def log_sum_exp(call: Call) -> DeviceEntry | None:
     kind, axes = wide(x.dtype), reduced_axes(call.attributes, len(x.shape))
 
     def row(text: Text, known: Values, operands: Values, _: Values) -> list[Value]:
-        return [text.set(f"{known[0].name} + log({known[1].name})", kind)]
+        most, total = known
+        found = text.set(f"{most.name} + log({total.name})", kind)
+        endless = f"{most.name} - {most.name} != {literal(0, kind)}"
+        return [text.set(f"({most.name} if {endless} else {found.name})", kind)]
 
-    phases = [largest(kind), powers(kind)]
+    # An infinite element is the result, and so is what is no number: the greatest must tell.
+    greatest = Phase([("max", kind)], lambda text, x, known: [x[0]])
+    phases = [greatest, replace(powers(kind), powers=False)]
     return rowwise([x], axes, phases, [], lambda text, v, known: [], [y], row)
 
 

@@ -63,7 +63,7 @@ def test_rows_of_graphs_are_folded_in_pieces_however_long_they_are() -> None:
 @pytest.mark.simulator
 def test_rows_with_infinities_are_as_the_reference_has_them_kept_or_read_again() -> None:
     found = printed("cuda_infinite_rows.py")
-    assert len(found) == 36
+    assert len(found) == 42
     assert [line for line in found if line[-1]] == []
 
 
