@@ -23,6 +23,7 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 ROUNDS = 4 if SIMULATED else 32  # that cost less than a look at each bit
+_COUNT = 21  # bits of a count, three of which are in a word
 _PART = 8 if SIMULATED else 1024  # elements of a part of a line, at least
 
 
@@ -148,7 +149,7 @@ class _Choice:
 def top_k(call: Call) -> DeviceEntry:
     """Return the entry of the first k elements of each line.
 
-    Of few lines, the first of parts are chosen before, in order of index, and the first of these.
+    Of few lines, the first of parts are chosen before, and the first of these.
     """
     (x,), (values, chosen) = views(call)
     at, axis, k, numbers = call.attributes, call.attributes["axis"], call.attributes["k"], {}
@@ -178,8 +179,9 @@ def _chosen(
     bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
     operands = {"x": x, "bits": bits, "values": values, "chosen": chosen, **numbers}
     choice = _Choice(operands, at["axis"], at["k"], at["largest"], parts)
-    made = _by_rounds if at["k"] <= ROUNDS else _by_bits
-    return made(choice, at["sorted"] and parts == 1)
+    if at["k"] <= ROUNDS:
+        return _by_rounds(choice, at["sorted"])
+    return _by_bits(choice, at["sorted"] and parts == 1)  # equal ones are in order of index anyway
 
 
 def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
@@ -220,28 +222,38 @@ def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
 
 
 def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
-    """Return the entry of a block that finds the k-th rank of its line bit by bit, from the first.
+    """Return the entry of a block that finds the k-th rank of its line by two bits at once.
 
     What has a lesser rank is taken, and the first of those that have it; then, in order, sorted.
     """
     x, k = choice.operands["x"], choice.k
     size, threads = np.dtype(x.dtype).itemsize, rounded(choice.items)
-    bits = 64 if size == 8 else 8 * size + (x.dtype[0] == "u")  # an unsigned one's has a sign, too
+    bits = 64 if size == 8 else 8 * size + 2 * (x.dtype[0] == "u")  # of which one is the sign
+    step = 2 if choice.items < 1 << _COUNT else 1  # bits at once, by counts side by side in a word
+    ways = range(1, 1 << step)
     head = [
         "scratch = cuda.shared.array(SCRATCH, int64)",
         f"sums = cuda.shared.array({threads}, int64)",
     ]
     rank = choice.rank("n")
     body = [
-        f"last, bit = int64({-(1 << (bits - 1))}), int64({bits - 1})",
+        f"last, bit = int64({-(1 << (bits - 1))}), int64({bits - step})",
         "while bit >= 0:",
-        "    near, less, n = last + (int64(1) << bit), int64(0), thread",
+        "    less, n = int64(0), thread",
+        *(f"    near_{way} = last + (int64({way}) << bit)" for way in ways),
         "    while n < items:",
         *(" " * 8 + line for line in rank),
-        "        if rank < near: less += 1",
+        *(
+            f"        less += int64({1 << _COUNT * (way - 1)}) if rank < near_{way} else int64(0)"
+            for way in ways
+        ),
         "        n += cuda.blockDim.x",
-        f"    if fold_sum(less, scratch) < {k}: last = near",
-        "    bit -= 1",
+        "    less = fold_sum(less, scratch)",
+        *(
+            f"    if (less >> {_COUNT * (way - 1)}) & {(1 << _COUNT) - 1} < {k}: last = near_{way}"
+            for way in ways
+        ),
+        f"    bit -= {step}",
         "less, n = int64(0), thread",
         "while n < items:",
         *("    " + line for line in rank),
