@@ -24,7 +24,8 @@ from soapstone.kernels.registry import variant
 
 ROUNDS = 4 if SIMULATED else 32  # that cost less than a look at each bit
 _COUNT = 21  # bits of a count, three of which are in a word
-_PART = 8 if SIMULATED else 1024  # elements of a part of a line, at least
+# Elements of a part of a line, at least, and of one whose ranks are kept.
+_PART, _KEPT = (8, 200) if SIMULATED else (1024, 4096)
 
 
 @cache
@@ -111,6 +112,11 @@ class _Choice:
         """The elements of a part, at most."""
         return -(-self.operands["x"].shape[self.axis] // self.parts)
 
+    @property
+    def kept(self) -> bool:
+        """Whether ranks are kept in shared memory, where each thread reads its own."""
+        return self.items <= _KEPT
+
     def line(
         self, head: Sequence[str], body: Sequence[str], more: Mapping[str, View]
     ) -> DeviceEntry:
@@ -121,6 +127,15 @@ class _Choice:
             f"begin = {part} * {extent} // {self.parts}",
             f"items = ({part} + 1) * {extent} // {self.parts} - begin",
         ]
+        if self.kept:
+            head = [*head, f"ranks = cuda.shared.array({self.items}, int64)"]
+            cut += [
+                "n = int64(thread)",
+                "while n < items:",
+                *("    " + line for line in self._found("n")),
+                "    ranks[uint64(n)] = rank",
+                "    n += cuda.blockDim.x",
+            ]
         given = self.axis, {**self.operands, **more}, shape, self.parts
         return block_a_line(head, [*cut, *body], *given)
 
@@ -131,7 +146,11 @@ class _Choice:
         return f"{name}[{place(name, here)}]"
 
     def rank(self, number: str) -> list[str]:
-        """Return the statements that make `rank` of an element of the line."""
+        """Return the statements that give `rank` of an element of the line."""
+        return [f"rank = ranks[uint64({number})]"] if self.kept else self._found(number)
+
+    def _found(self, number: str) -> list[str]:
+        """Return the statements that make `rank` of an element's bits."""
         made = _ranked(self.operands["x"].dtype, self.largest)
         return [f"rank = int64({self.at('bits', f'begin + {number}')})", *made]
 
@@ -157,7 +176,8 @@ def top_k(call: Call) -> DeviceEntry:
         return DeviceEntry(())
     extent, made = x.shape[axis], ()
     lines = x.size // extent
-    parts = min(2 * processors() // lines, extent // max(4 * k, _PART))
+    parts = max(2 * processors() // lines, -(-extent // _KEPT))
+    parts = min(parts, extent // max(4 * k, _PART))
     if parts > 1:
         shape = [parts * k if d == axis else e for d, e in enumerate(x.shape)]
         few, numbers = room(shape, x.dtype, x.span), {"numbers": room(shape, "int64", x.span)}
