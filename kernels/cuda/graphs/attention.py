@@ -15,6 +15,7 @@ from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Work
 from soapstone.kernels.cuda.graphs.entries import (
     Fold,
+    Loads,
     checked,
     folded,
     largest_and_sum,
@@ -47,7 +48,7 @@ def _drawn(
     ]
 
 
-def _number(numbers: Sequence[View]) -> dict[str, tuple[str, Sequence[str]]]:
+def _number(numbers: Sequence[View]) -> Loads:
     """Return what is loaded for the number that an entry's other end has in the whole graph."""
     return {"number": ("numbers", ["column"])} if numbers else {}
 
@@ -68,7 +69,7 @@ def graph_attention(call: Call) -> DeviceEntry:
     status, statuses = checked(call, x.shape[0], entries)
     slope = f"{kind}({call.attributes['slope']!r})"
     row = ["at_0", "at_1"]
-    ends = {"own": ("target", row), "other": ("source", ["column", "at_1"])}
+    ends: Loads = {"own": ("target", row), "other": ("source", ["column", "at_1"])}
     scored = [
         "raw = own + other",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
@@ -100,7 +101,7 @@ def graph_attention(call: Call) -> DeviceEntry:
     fold = Fold(state, ends, term, merged(kind, sums_of), write, columns=x.shape[0])
     launches = folded(call, fold, scale.shape, {**given, "share": share}, entries, status)
     features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
-    loads = {**ends, "logarithm": ("scale", row), "one": ("x", ["column", "at_1", "at_2"])}
+    loads: Loads = {**ends, "logarithm": ("scale", row), "one": ("x", ["column", "at_1", "at_2"])}
     loads |= _number(numbers)
     second = {"y": "total", "positive": "above"}
     fold = sums(sums_of, kind, loads, weighed, second, x.shape[0])
@@ -144,14 +145,14 @@ def graph_attention_grad(call: Call) -> DeviceEntry:
     ]
     given = {"source": source, "target": target, "scale": scale, "dy": dy}
     given |= {"indptr": indptr, "indices": indices, **_extra(step, numbers)}
-    loads = {"own": ("source", row), "other": ("target", end), "logarithm": ("scale", end)}
+    loads: Loads = {"own": ("source", row), "other": ("target", end), "logarithm": ("scale", end)}
     loads |= _number(numbers)
     launches: tuple[Work, ...] = ()
-    for term, more, result, operands in (
+    for term, also, result, operands in (
         (features, {"one": ("dy", [*end, "at_2"])}, {"dx": dx}, given),
         (scores, {"dot": ("dots", end)}, {"dsource": dsource}, {**given, "x": x, "dots": dots}),
     ):
         ((name, made),) = result.items()
-        fold = sums(["total"], kind, {**loads, **more}, term, {name: "total"}, dy.shape[0])
+        fold = sums(["total"], kind, {**loads, **also}, term, {name: "total"}, dy.shape[0])
         launches += folded(call, fold, made.shape, {**operands, **result}, entries, status)
     return DeviceEntry(launches, status, statuses)

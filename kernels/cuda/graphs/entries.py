@@ -107,6 +107,9 @@ def merged(kind: str, sums: Sequence[str]) -> list[str]:
     ]
 
 
+Loads = dict[str, tuple[str, Sequence[str]]]  # operands and indices, by name
+
+
 @dataclass(frozen=True)
 class Fold:
     """A fold over the entries of each row, as statements of one column.
@@ -122,7 +125,7 @@ class Fold:
     """
 
     state: Mapping[str, tuple[str, str]]
-    loads: Mapping[str, tuple[str, Sequence[str]]]
+    loads: Loads
     term: Sequence[str]
     merge: Sequence[str]
     results: Mapping[str, str]
@@ -132,7 +135,7 @@ class Fold:
 def sums(
     names: Sequence[str],
     kind: str,
-    loads: Mapping[str, tuple[str, Sequence[str]]],
+    loads: Loads,
     term: Sequence[str],
     results: Mapping[str, str],
     columns: int | None,
@@ -389,7 +392,7 @@ def folded(
 
 
 def applied(
-    loads: Mapping[str, tuple[str, Sequence[str]]],
+    loads: Loads,
     kept: Mapping[str, str],
     results: Mapping[str, str],
     shape: Sequence[int],

@@ -13,6 +13,7 @@ from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.graphs.entries import (
     COLUMN,
     Fold,
+    Loads,
     applied,
     checked,
     folded,
@@ -36,7 +37,7 @@ TOGETHER = 4 if SIMULATED else 16  # entries of a group of threads, which finds 
 
 def _sums(
     call: Call,
-    loads: dict[str, tuple[str, Sequence[str]]],
+    loads: Loads,
     term: Sequence[str],
     result: str,
     operands: dict[str, View],
@@ -53,7 +54,10 @@ def _sums(
 def spmm(call: Call) -> DeviceEntry:
     """Return the entry of sums, or means, of rows of x by the entries of a sparse matrix."""
     (x, indptr, indices, _, _, *weights), (y,) = views(call)
-    loads = {"one": ("x", ["column", "at_1"]), **({"weight": ("w", ["e"])} if weights else {})}
+    loads: Loads = {
+        "one": ("x", ["column", "at_1"]),
+        **({"weight": ("w", ["e"])} if weights else {}),
+    }
     term = "total += weight * one" if weights else "total += one"
     mean = f"total / {wide(y.dtype)}(max(end - begin, 1))"
     result = mean if call.attributes["reduction"] == "mean" else "total"
@@ -66,7 +70,7 @@ def spmm(call: Call) -> DeviceEntry:
 def spmm_mean_grad(call: Call) -> DeviceEntry:
     """Return the entry of dy over each row's number of entries, summed by the transposed matrix."""
     (dy, counts, indptr, indices), (dx,) = views(call)
-    loads = {"one": ("dy", ["column", "at_1"])}
+    loads: Loads = {"one": ("dy", ["column", "at_1"])}
     loads |= {"from_": ("counts", ["column"]), "to_": ("counts", ["column + 1"])}
     term = [f"total += one / {wide(dx.dtype)}(max(to_ - from_, 1))"]
     operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "y": dx}
@@ -88,7 +92,8 @@ def spmm_max(call: Call) -> DeviceEntry:
     operands |= {"numbers": numbers[0]} if numbers else {}
     status, statuses = checked(call, x.shape[0], indices.size)
     state = {"most": (kind, f"{kind}(0)"), "best": (index, f"{index}(-1)")}
-    results, loads = {"y": "most", "chosen": named}, {"one": ("x", ["column", "at_1"])}
+    results = {"y": "most", "chosen": named}
+    loads: Loads = {"one": ("x", ["column", "at_1"])}
     fold = Fold(state, loads, term, merge, results, x.shape[0])
     launches = folded(call, fold, y.shape, operands, indices.size, status)
     return DeviceEntry(launches, status, statuses)
@@ -100,7 +105,7 @@ def spmm_max_grad(call: Call) -> DeviceEntry:
     (dy, chosen, indptr, indices), (dx,) = views(call)
     own = f"at_0 + {call.attributes['base']}"
     again = f"e > begin and indices[{place('indices', ['e - 1'])}] == column"
-    loads = {"one": ("dy", ["column", "at_1"]), "row": ("chosen", ["column", "at_1"])}
+    loads: Loads = {"one": ("dy", ["column", "at_1"]), "row": ("chosen", ["column", "at_1"])}
     term = [f"if row == {own} and not ({again}): total += one"]
     operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "y": dx}
     return _sums(call, loads, term, "total", operands, dy.shape[0])
@@ -234,7 +239,7 @@ def _segments(
     kind = wide(y.dtype)
     kept = {f"row_{name}": room((rows, width), kind, call.outputs[0]) for name in results}
     operands = {f"of_{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, **kept}
-    loads = {f"x{n}": (f"of_{n}", _ENTRY) for n, _ in enumerate(reals)}
+    loads: Loads = {f"x{n}": (f"of_{n}", _ENTRY) for n, _ in enumerate(reals)}
     fold = Fold(state, loads, term, merge, {f"row_{name}": x for name, x in results.items()})
     launches = folded(call, fold, (rows, width), operands, entries, status)
     given = {name: f"row_{name}" for name in results}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.entry import DeviceEntry, Work
 from soapstone.kernels.cuda.indexing.lines import block_a_line
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
@@ -81,7 +81,8 @@ def _by_threads(call: Call, x: View, y: View, axis: int) -> DeviceEntry:
         ]
 
     add = "total = total + VALUE"
-    shape, launches, start = totals.shape, (), [f"total = {kind}(0)"]
+    shape, start = totals.shape, [f"total = {kind}(0)"]
+    launches: tuple[Work, ...] = ()
     if parts > 1:
         first = [*start, *walk([add], False), f"totals[{place('totals', here)}] = total"]
         launches = each_element(first, shape, {"x": x, "totals": totals}).launches
@@ -112,7 +113,8 @@ def _by_blocks(call: Call, x: View, y: View, axis: int) -> DeviceEntry:
 
     head = [f"scratch = cuda.shared.array(SCRATCH, {kind})"]
     begin = [f"first = at_{axis} * {part}", f"stop = min(first + {part}, {extent})"]
-    step, launches = f"cuda.blockDim.x * {width}", ()
+    step = f"cuda.blockDim.x * {width}"
+    launches: tuple[Work, ...] = ()
     before = [*begin, f"before = {kind}(0)"]
     if parts > 1:
         body = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import kind_of
-from soapstone.kernels.cuda.entry import DeviceEntry, Launch
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch, Work
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
 from soapstone.kernels.cuda.substrate.element import numbered, parameters, place
@@ -171,10 +171,12 @@ def top_k(call: Call) -> DeviceEntry:
     Of few lines, the first of parts are chosen before, and the first of these.
     """
     (x,), (values, chosen) = views(call)
-    at, axis, k, numbers = call.attributes, call.attributes["axis"], call.attributes["k"], {}
+    at, axis, k = call.attributes, call.attributes["axis"], call.attributes["k"]
+    numbers: dict[str, View] = {}
     if values.size == 0:
         return DeviceEntry(())
-    extent, made = x.shape[axis], ()
+    made: tuple[Work, ...] = ()
+    extent = x.shape[axis]
     lines = x.size // extent
     parts = max(2 * processors() // lines, -(-extent // _KEPT))
     parts = min(parts, extent // max(4 * k, _PART))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.indexing.sorting import ordered
-from soapstone.kernels.cuda.products.tiled import Axes, indices
+from soapstone.kernels.cuda.products.operands import Axes
+from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, room
 from soapstone.kernels.cuda.substrate.element import compiled, numbered, parameters, place, read
 from soapstone.kernels.cuda.substrate.grid import flat_launch
@@ -225,12 +226,13 @@ def folded(
 
     def of_keys(n: int) -> list[str]:
         reads = Reads(column, width)
-        columns = [
-            [[reads.lane(lane) if column and one == column else one for one in at] for at in both]
-            for lane in range(width)
-            for both in [(update, spot)]
+
+        def lane_of(at: Sequence[str], lane: int) -> list[str]:
+            return [reads.lane(lane) if column and one == column else one for one in at]
+
+        texts = [
+            value(lane_of(update, lane), lane_of(spot, lane), reads.read) for lane in range(width)
         ]
-        texts = [value(*both, reads.read) for both in columns]
         return [
             f"key = keys[e + {n}]",
             f"row_{n} = key >> 32",
