@@ -354,8 +354,10 @@ def product(
 
 def _steps(operand: Operand, across: Axes, deep: Axes) -> tuple[int, int] | None:
     """Return an operand's steps across k and along it, or None where it has several or windows."""
-    steps = step(operand, across), step(operand, deep)
-    return None if operand.windows or None in steps else steps
+    wide_, along = step(operand, across), step(operand, deep)
+    if operand.windows or wide_ is None or along is None:
+        return None
+    return wide_, along
 
 
 def _tiles_of(counts: Mapping[str, int], high: int, wide_: int) -> int:
