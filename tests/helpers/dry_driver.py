@@ -52,7 +52,7 @@ def run(*command: object, **variables: str) -> Any:
         cwd=TESTS,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done

@@ -10,6 +10,7 @@ from helpers.dry_driver import needs_compilers, printed
 from helpers.operator_families import families
 
 SAMPLE, SEED = 5, 8  # families of which the plain suite runs one operator, and which
+TOGETHER = 16  # operators of a family in one test
 
 pytestmark = needs_compilers
 
@@ -36,7 +37,14 @@ def test_kernels_of_some_operators_equal_the_reference() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("names", [pytest.param(names, id=of) for of, names in families()])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(names[first : first + TOGETHER], id=f"{of} {first}")
+        for of, names in families()
+        for first in range(0, len(names), TOGETHER)
+    ],
+)
 def test_kernels_equal_the_reference(names: list[str]) -> None:
     check(names)
 
