@@ -13,9 +13,10 @@ summed over a call:
 - turns: of the banks of shared memory for an access, 1 where none waits for another.
 
 "reach" is the share of a floor that the counts allow at most: the time that the call's bytes take
-at 4.3 TB/s, or the operations of products at the peak of multiply-adds (67 TFLOP/s in single precision, 990 on
-tensor cores), whichever is longer, over the sum of what bounds each launch. With the numbers of an
-H200: 132 multiprocessors of four schedulers at 1.755 GHz. Latency is in none of these.
+at 4.3 TB/s, or the operations of products at the peak of multiply-adds (67 TFLOP/s in single
+precision, 990 on tensor cores), whichever is longer, over the sum of what bounds each launch. With
+the numbers of an H200: 132 multiprocessors of four schedulers at 1.755 GHz. Latency is in none of
+these.
 """
 
 from __future__ import annotations
